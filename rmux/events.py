@@ -1,0 +1,60 @@
+"""What happens, one record each: the same from a live run, an emulated one and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from rmux.ids import GroupId, JobId, NodeId
+from rmux.job import Phase
+
+
+class EventType(StrEnum):
+    GRANT = "grant"
+    """The controller gave a device to a phase: data {epoch, seq, attempt}."""
+    PHASE_START = "phase.start"
+    """The user's function begins: data {epoch, seq, attempt, wait_s, switch_s, overhead_s}."""
+    PHASE_END = "phase.end"
+    """The user's function ended: data {attempt, run_s, park_s, overhead_s, …metrics}."""
+    RELEASED = "released"
+    """The gate proved the device idle: data {epoch, seq, attempt, proof_s}."""
+    ITERATION_END = "iteration.end"
+    """Checkpoint and synced version agree: data {attempt, reward, weight_version, …}."""
+    CHECKPOINT = "checkpoint"
+    PROGRESS = "progress"
+    JOB_STATE = "job.state"
+    """data {state, reason, error, attempt}."""
+    PROCESS = "process"
+    """A process of the group started, died or was replaced: data {role, pid, change, …}."""
+    CONTROLLER = "controller"
+    """A controller took the group: data {epoch}."""
+    SLO_RISK = "slo.risk"
+    GATE_REFUSED = "gate.refused"
+    CHANNEL = "channel"
+    """The channel was emptied, lost or came back."""
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEvent:
+    """`seq` is given by the store. (source, source_n) names the record at its origin, so that one
+    announced twice is stored once. Instants are UTC; `at_s` is the host's boot-time clock, seconds.
+    """
+
+    type: EventType
+    at: datetime
+    at_s: float
+    source: str
+    source_n: int
+    group_id: GroupId | None = None
+    job_id: JobId | None = None
+    iteration: int | None = None
+    phase: Phase | None = None
+    node: NodeId | None = None
+    device: str | None = None
+    """'node/index'."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    seq: int = 0

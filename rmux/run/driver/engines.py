@@ -1,0 +1,143 @@
+"""The seam between a driver and its engines: real ones under Ray, emulated ones in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rmux.cluster import DeviceId, Node, PoolKind
+from rmux.group import Placement
+from rmux.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverConfig:
+    """Everything a driver is started with; its runner writes it as JSON and passes the path."""
+
+    job_id: str
+    group_id: str
+    attempt: int
+    spec: JobSpec
+    placement: Placement
+    nodes: tuple[Node, ...]
+    """The nodes the placement names."""
+    run_dir: Path
+    """The job's folder: attempts, logs, checkpoints."""
+    temp_dir: Path
+    """A short path: sockets and Ray's own folder live below it."""
+    run_tag: str
+    """In the environment of every process of the run, and in the names of its shared memory."""
+    channel_url: str
+    heartbeat_s: float
+    gates: tuple[str, ...]
+    """Nodes whose runners speak with this driver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One sampled response: `logprobs[i]` is the log-probability of `tokens[i]` when sampled."""
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_version: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One training sequence: a response, its reward's advantage."""
+
+    response: Response
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReport:
+    """Result of one train phase; `metrics` are means over its optimizer steps."""
+
+    steps: int
+    max_logprob_gap: float
+    """max |trainer - sampled| log-probability over the first micro-batch, before any step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReport:
+    version: int
+    sent_bytes: int
+    seconds: float
+    checksum: str
+
+
+Progress = Callable[[Mapping[str, Any]], None]
+"""Called during generation with {'responses_done', 'responses', 'tokens'}."""
+
+
+class Fleet(Protocol):
+    """The job's rollout workers that are awake."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sampling: Sampling,
+        seeds: Sequence[int] | None = None,
+        on_progress: Progress | None = None,
+    ) -> list[Response]:
+        """One response per prompt, in order. StaleWeightsError past `max_staleness`."""
+
+
+class Trainer(Protocol):
+    """The job's data-parallel training ranks."""
+
+    def step(self, samples: Sequence[Sample]) -> TrainReport:
+        """One train phase over the samples; refuses them when they are not on-policy."""
+
+    def publish(self, fleet: Fleet) -> SyncReport:
+        """Send the new weights to the host weight cache of every rollout node: the sync phase."""
+
+
+class Engines(Protocol):
+    """Every engine of one job. Calls block; each raises BackendError with the worker's stderr."""
+
+    def prepare(self) -> None:
+        """The device-free part of init: processes and imports, at low priority."""
+
+    def init(self, kind: PoolKind) -> float:
+        """The device part on all devices of one pool; returns seconds. Leaves them parked."""
+
+    def wake(self, kind: PoolKind) -> float:
+        """Host to device, newest weights included; returns seconds."""
+
+    def park(self, kind: PoolKind) -> float:
+        """Device to host; afterwards the processes of `pids` use no CPU and no device memory."""
+
+    def pids(self, device: DeviceId) -> tuple[int, ...]:
+        """Processes that run on the device."""
+
+    def fleet(self) -> Fleet: ...
+
+    def trainer(self) -> Trainer: ...
+
+    def save(self, folder: Path) -> int:
+        """Write weights and optimizer state below `folder`; returns bytes. Holds no device."""
+
+    def restore(self, folder: Path) -> None:
+        """Load what `save` wrote; before the first wake after `init`."""
+
+    def versions(self) -> dict[str, str]:
+        """Engine name to version."""
+
+    def close(self) -> None:
+        """Stop every process the engines started; safe to call twice and half-way through."""

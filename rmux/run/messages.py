@@ -1,0 +1,222 @@
+"""What controller, runners and drivers tell each other.
+
+Every message carries the sender's whole current position, not a change of it: one lost, doubled,
+reordered or late costs a heartbeat, never a wrong grant. Each is sent when it changes and again on
+every heartbeat. Events ride along until they are acknowledged. The sender of a message is known
+from its stream (`streams` below), never from its text. A message of an unknown kind, of a newer
+version or that cannot be read decodes to None, and unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Permission to run one phase on one device. (epoch, seq) only grows on a device."""
+
+    device: str
+    epoch: int
+    seq: int
+    job: str
+    attempt: int
+    iteration: int
+    phase: str
+    bound_s: float
+    """Longest the phase may hold the device, seconds; past it plus the grace it is fenced."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.epoch, self.seq)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverOrder:
+    """What the controller wants of one job's driver on its home node."""
+
+    job: str
+    attempt: int
+    desired: str
+    """'run', 'cancel' (at the next iteration boundary), 'cancel-now', 'pause', 'stop'."""
+    home: str
+    """The node whose runner starts and stops the driver: the job's first train node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """Controller to runner: everything outstanding on that node."""
+
+    group: str
+    epoch: int
+    grants: tuple[Grant, ...] = ()
+    drivers: tuple[DriverOrder, ...] = ()
+    acks: tuple[tuple[str, int], ...] = ()
+    """(event source, last source_n stored)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """Where a device stands at its gate."""
+
+    device: str
+    epoch: int
+    seq: int
+    state: str
+    """'idle' (nothing granted yet), 'granted', 'running', 'released' (proven parked)."""
+    job: str = ""
+    attempt: int = 0
+    iteration: int = 0
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """The phase a driver is ready to run next, on these devices (those not yet granted to it)."""
+
+    phase: str
+    iteration: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverStatus:
+    job: str
+    attempt: int
+    state: str
+    """'starting', 'running', 'paused', 'succeeded', 'cancelled', 'failed'."""
+    iteration: int = 0
+    """Finished iterations."""
+    want: Want | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """Runner to controller: the whole node."""
+
+    node: str
+    runner: str
+    """boot id:pid:start time of the runner."""
+    epoch: int
+    """Highest epoch seen from any controller."""
+    devices: tuple[DeviceReport, ...] = ()
+    drivers: tuple[DriverStatus, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
+    resident_bytes: int = 0
+    """Host memory of everything rmux runs on the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permits:
+    """Runner to driver: the grants it has passed on, and what is wanted of the driver."""
+
+    grants: tuple[Grant, ...] = ()
+    desired: str = "run"
+    acks: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What a driver does with a grant: 'running' it or 'parked' after it."""
+
+    device: str
+    epoch: int
+    seq: int
+    state: str
+    pids: tuple[int, ...] = ()
+    """Processes that must be idle for the device to count as parked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverReport:
+    """Driver to runner."""
+
+    status: DriverStatus
+    pid: int
+    uses: tuple[DeviceUse, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
+
+
+Message = Grants | NodeReport | Permits | DriverReport
+_KINDS: dict[str, type[Any]] = {
+    "grants": Grants,
+    "node_report": NodeReport,
+    "permits": Permits,
+    "driver_report": DriverReport,
+}
+_NAMES = {cls: kind for kind, cls in _KINDS.items()}
+
+
+class streams:  # noqa: N801 - a namespace of names, read as streams.grants(...)
+    """Name of each stream: one writer and one reader each."""
+
+    @staticmethod
+    def grants(group: str, node: str) -> str:
+        return f"rmux:{group}:{node}:grants"
+
+    @staticmethod
+    def node_reports(group: str, node: str) -> str:
+        return f"rmux:{group}:{node}:reports"
+
+    @staticmethod
+    def permits(job: str, node: str) -> str:
+        return f"rmux:{job}:{node}:permits"
+
+    @staticmethod
+    def driver_reports(job: str, node: str) -> str:
+        return f"rmux:{job}:{node}:reports"
+
+
+def encode(message: Message) -> str:
+    """JSON text with the kind and version of the message."""
+    body = dataclasses.asdict(message)
+    return json.dumps({"kind": _NAMES[type(message)], "v": VERSION, **body}, allow_nan=False)
+
+
+def decode(text: str) -> Message | None:
+    """The message, or None for what this version cannot read."""
+    try:
+        body = json.loads(text)
+        if not isinstance(body, dict) or int(body.get("v", 0)) > VERSION:
+            return None
+        cls = _KINDS[body["kind"]]
+        return typing.cast("Message", _build(cls, body))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _build(cls: type[Any], body: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    return cls(**{key: _coerce(hints[key], value) for key, value in body.items() if key in known})
+
+
+def _coerce(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is types.UnionType:
+        inner = [arm for arm in typing.get_args(hint) if arm is not type(None)]
+        return None if value is None else _coerce(inner[0], value)
+    if origin is tuple:
+        args = typing.get_args(hint)
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_coerce(args[0], item) for item in value)
+        return tuple(_coerce(arg, item) for arg, item in zip(args, value, strict=True))
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast("type[Any]", hint), value)
+    if hint is float:
+        return float(value)
+    if hint is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"expected an integer, got {value!r}")
+        return value
+    if hint is str and not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    return value

@@ -1,0 +1,127 @@
+"""Watch this machine during a run: foreign CPU use, CPU of parked workers, host memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import psutil
+
+from rmux.clock import SystemClock
+from rmux.job import Phase
+from rmux.timeline import Hold
+
+_MARGIN_S = 0.3  # around a hold: its wake, its park and the sampling period
+
+
+@dataclass
+class Sampler:
+    """Samples every process whose environment holds `tag` (NAME=value)."""
+
+    tag: tuple[str, str]
+    period_s: float = 0.5
+    foreign_cpu: list[float] = field(default_factory=list)
+    """Share of one core used by processes that are not ours, per sample."""
+    peak_bytes: int = 0
+    _workers: dict[int, tuple[str, Phase]] = field(default_factory=dict)
+    _worker_cpu: dict[int, list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _known: dict[int, bool] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Sampler:
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def parked_cpu(self, held: Sequence[Hold]) -> dict[str, float]:
+        """Share of one core a parked worker uses, by pool: CPU seconds ÷ seconds outside holds."""
+        used_s: dict[str, float] = defaultdict(float)
+        parked_s: dict[str, float] = defaultdict(float)
+        first_s = min((hold.start_s for hold in held), default=0.0)
+        last_s = max((hold.end_s or hold.start_s for hold in held), default=0.0)
+        for pid, samples in self._worker_cpu.items():
+            job, phase = self._workers[pid]
+            mine = [h for h in held if h.job_id == job and h.phase in (phase, Phase.INIT)]
+            for (before_s, cpu_before_s), (after_s, cpu_after_s) in pairwise(samples):
+                outside = before_s >= first_s and after_s <= last_s
+                if outside and not any(_touches(hold, before_s, after_s) for hold in mine):
+                    used_s[phase] += cpu_after_s - cpu_before_s
+                    parked_s[phase] += after_s - before_s
+        return {phase: used_s[phase] / parked_s[phase] for phase in parked_s}
+
+    def _loop(self) -> None:
+        clock = SystemClock()
+        cpu_s: dict[int, float] = {}
+        busy_s = _machine_busy_s()
+        at = time.monotonic()
+        while not self._stop.wait(self.period_s):
+            ours = self._ours()
+            now_cpu_s, rss = _usage(ours)
+            for pid in self._workers:
+                if pid in now_cpu_s:
+                    self._worker_cpu[pid].append((clock.now_s(), now_cpu_s[pid]))
+            now_busy_s, now = _machine_busy_s(), time.monotonic()
+            own_s = sum(s - cpu_s[pid] for pid, s in now_cpu_s.items() if pid in cpu_s)
+            self.foreign_cpu.append(max(0.0, now_busy_s - busy_s - own_s) / (now - at))
+            self.peak_bytes = max(self.peak_bytes, rss)
+            cpu_s, busy_s, at = now_cpu_s, now_busy_s, now
+
+    def _ours(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid not in self._known:
+                    mine = process.pid == psutil.Process().pid
+                    self._known[process.pid] = mine or self._is_tagged(process)
+                if self._known[process.pid]:
+                    self._label(process)
+                    found.append(process)
+            except psutil.Error:
+                self._known.pop(process.pid, None)
+        return found
+
+    def _is_tagged(self, process: psutil.Process) -> bool:
+        return process.environ().get(self.tag[0]) == self.tag[1]
+
+    def _label(self, process: psutil.Process) -> None:
+        # looked at every time: Ray names a process after its actor only once that runs
+        if process.pid in self._workers:
+            return
+        title = " ".join(process.cmdline())
+        for name, phase in (("RolloutWorker", Phase.ROLLOUT), ("TrainRank", Phase.TRAIN)):
+            if name in title:
+                job = process.environ().get("RMUX_JOB_ID", "")
+                self._workers[process.pid] = (job, phase)
+
+
+def _usage(processes: Sequence[psutil.Process]) -> tuple[dict[int, float], int]:
+    cpu_s: dict[int, float] = {}
+    rss = 0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+            cpu_s[process.pid] = times.user + times.system
+            rss += process.memory_info().rss - process.memory_info().shared
+        except psutil.Error:
+            continue
+    return cpu_s, rss
+
+
+def _machine_busy_s() -> float:
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq
+
+
+def _touches(hold: Hold, since_s: float, until_s: float) -> bool:
+    end_s = float("inf") if hold.end_s is None else hold.end_s
+    return hold.start_s - _MARGIN_S < until_s and end_s + _MARGIN_S > since_s

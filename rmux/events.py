@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from rmux.clock import to_rfc3339
 from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import Phase
 
@@ -58,3 +59,20 @@ class PhaseEvent:
     """'node/index'."""
     data: Mapping[str, Any] = field(default_factory=dict)
     seq: int = 0
+
+
+def to_document(event: PhaseEvent) -> dict[str, Any]:
+    """The event as JSON values, `at` in RFC 3339: what reports carry and JSON output prints."""
+    document = {f.name: getattr(event, f.name) for f in fields(event)}
+    return {**document, "at": to_rfc3339(event.at), "data": dict(event.data)}
+
+
+def from_document(document: Mapping[str, Any]) -> PhaseEvent:
+    """The event of `to_document`. ValueError, KeyError or TypeError for what is not one; unknown
+    keys are ignored."""
+    known = {f.name: document[f.name] for f in fields(PhaseEvent) if f.name in document}
+    phase = known.get("phase")
+    known["type"] = EventType(known["type"])
+    known["phase"] = None if phase is None else Phase(phase)
+    known["at"] = datetime.fromisoformat(known["at"])
+    return PhaseEvent(**known)

@@ -28,5 +28,5 @@ def test_unknown_keys_of_a_newer_sender_are_ignored():
 
 @pytest.mark.parametrize("broken", [{"type": "no.such"}, {"at": "yesterday"}, {"phase": "nap"}])
 def test_what_is_no_event_is_refused(broken):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"no.such|yesterday|nap"):
         from_document({**to_document(EVENT), **broken})

@@ -1,0 +1,138 @@
+"""The demo: the by-hand commands in order, then one document of what was measured.
+
+stdout is the report (or, with --json, one document `rmux.demo/v1`); everything else is stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from story import document, show  # noqa: E402
+from story.sampler import Sampler  # noqa: E402
+
+SPECS = ("copy", "sort")
+_TAG = "RMUX_DEMO"
+
+
+class Story:
+    """Runs `rmux` commands against a store of its own in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = os.environ | {
+            "RMUX_STORE": f"sqlite:///{folder}/rmux.db",
+            "RMUX_RUN_DIR": str(folder / "runs"),
+            "RMUX_NO_INPUT": "1",
+            _TAG: folder.name,
+        }
+        self.rmux = str(Path(sys.executable).parent / "rmux")
+
+    def say(self, *args: str) -> dict[str, Any]:
+        """Run one command with --json and return its document; its own words go to stderr."""
+        sys.stderr.write(f"\n$ rmux {' '.join(args)}\n")
+        done = subprocess.run(
+            [self.rmux, *args, "--json"], env=self.env, stdout=subprocess.PIPE, check=False
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"rmux {' '.join(args)} ended with exit code {done.returncode}")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def show(self, *args: str) -> None:
+        """Run one command for the eyes: its answer goes to stderr, or to the terminal."""
+        sys.stderr.write(f"\n$ rmux {' '.join(args)}\n")
+        sys.stderr.flush()
+        stdout = None if sys.stdout.isatty() else sys.stderr
+        subprocess.run([self.rmux, *args], env=self.env, stdout=stdout, check=False)
+
+    def run_group(self, group: str) -> None:
+        """`group up` in the background of a live watch, until every member is done."""
+        sys.stderr.write(f"\n$ rmux group up {group} &\n")
+        log = (self.folder / "group-up.log").open("wb")
+        up = subprocess.Popen(
+            [self.rmux, "group", "up", group], env=self.env, stdout=log, stderr=log
+        )
+        try:
+            self.show("group", "watch", group, "--until", "done")
+            code = up.wait(timeout=120)
+        finally:
+            if up.poll() is None:
+                up.terminate()
+                up.wait(timeout=60)
+        if code != 0:
+            sys.stderr.write(Path(log.name).read_text(errors="replace")[-4000:])
+            raise SystemExit(f"rmux group up ended with exit code {code}")
+
+
+def tell(folder: Path) -> dict[str, Any]:
+    """The whole story in `folder`; returns the document."""
+    story = Story(folder)
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples/cpu/make_models.py")], check=True, stdout=sys.stderr
+    )
+    story.say("store", "init")
+    story.say("pool", "add", "-f", str(ROOT / "examples/cpu/cluster.toml"))
+    profiles = {}
+    for name in SPECS:
+        profiles[name] = story.say(
+            "profile",
+            str(ROOT / f"examples/cpu/{name}.toml"),
+            "--measure",
+            "--keep-events",
+            str(folder / f"{name}-alone.jsonl"),
+        )
+    jobs = []
+    for name in SPECS:
+        spec = str(ROOT / f"examples/cpu/{name}.toml")
+        story.show("place", spec, "--explain")
+        jobs.append(story.say("job", "submit", spec))
+    groups = {job["group"] for job in jobs}
+    if len(groups) != 1 or None in groups:
+        raise SystemExit(f"the two jobs were not placed in one group but in {sorted(groups)}")
+    with Sampler(tag=(_TAG, folder.name)) as sampler:
+        story.run_group(jobs[0]["group"])
+    return document.build(
+        store_url=story.env["RMUX_STORE"],
+        group_id=jobs[0]["group"],
+        alone={name: folder / f"{name}-alone.jsonl" for name in SPECS},
+        profiles=profiles,
+        sampler=sampler,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one document instead of the report")
+    parser.add_argument("--keep", action="store_true", help="leave the run folder and name it")
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="rmux-demo-"))
+    try:
+        doc = tell(folder)
+        doc["wall_s"] = round(time.monotonic() - began_s, 1)
+        if options.keep:
+            doc["run_dir"] = str(folder)
+        text = json.dumps(doc, allow_nan=False, indent=2) + "\n" if options.json else show.page(doc)
+        sys.stdout.write(text)
+    finally:
+        if options.keep:
+            sys.stderr.write(f"run folder: {folder}\n")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return document.verdict(doc)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

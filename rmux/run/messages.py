@@ -10,6 +10,7 @@ version or that cannot be read decodes to None, and unknown keys are ignored.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -193,10 +194,16 @@ def decode(text: str) -> Message | None:
         return None
 
 
-def _build(cls: type[Any], body: dict[str, Any]) -> Any:
+@functools.cache
+def _fields(cls: Any) -> dict[str, Any]:
+    # Resolving hints costs more than the rest of a decode, and every grant waits for a few.
     hints = typing.get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}
-    return cls(**{key: _coerce(hints[key], value) for key, value in body.items() if key in known})
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _build(cls: type[Any], body: dict[str, Any]) -> Any:
+    hints = _fields(typing.cast("Any", cls))
+    return cls(**{key: _coerce(hints[key], value) for key, value in body.items() if key in hints})
 
 
 def _coerce(hint: Any, value: Any) -> Any:

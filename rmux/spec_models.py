@@ -1,0 +1,188 @@
+"""The shape of a job spec and of a cluster file, as pydantic checks it.
+
+Messages are written to follow the key's name: 'slo' + ' is 0.9; …'.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from rmux import units
+from rmux.errors import QuantityError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+
+
+def _duration(value: object) -> float:
+    return _quantity(value, units.parse_duration_s, "2s, 5m")
+
+
+def _size(value: object) -> int:
+    return round(_quantity(value, units.parse_size_bytes, "64MiB, 8GiB"))
+
+
+def _rate(value: object) -> float:
+    return _quantity(value, units.parse_rate_bps, "200Mbps, 20Gbps")
+
+
+def _quantity(value: object, parse: object, examples: str) -> float:
+    if not isinstance(value, str) or not callable(parse):
+        raise ValueError(f"is {value!r}; write a number and a unit in quotes, such as {examples}")
+    try:
+        return float(parse(value))
+    except QuantityError as error:
+        raise ValueError(f"cannot be read: {error.message}; {error.hint}") from error
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"is {value!r}; use letters, digits, '.', '_' and '-', at most 63, first a letter "
+            "or a digit"
+        )
+    return value
+
+
+def _function(value: str) -> str:
+    if not _FUNCTION.fullmatch(value):
+        raise ValueError(f"is {value!r}; write 'file.py:name'")
+    return value
+
+
+def _staleness(value: int) -> int:
+    if value not in (0, 1):
+        raise ValueError(
+            f"is {value}; fully asynchronous jobs leave no bubble to fill, so only 0 "
+            "(on-policy) and 1 (one step off-policy) are run"
+        )
+    return value
+
+
+def _slo(value: float) -> float:
+    if not 1 <= value < float("inf"):
+        raise ValueError(f"is {value:g}; the smallest slowdown a job can accept is 1")
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(_duration)]
+Size = Annotated[int, BeforeValidator(_size)]
+Rate = Annotated[float, BeforeValidator(_rate), Field(gt=0)]
+Name = Annotated[str, AfterValidator(_name)]
+Function = Annotated[str, AfterValidator(_function)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """Exact types, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    path: str = ""
+
+
+class TaskSection(Section):
+    prompts: Function | None = None
+
+
+class RolloutSection(Section):
+    devices: Count = 1
+    prompts: Count = 16
+    samples_per_prompt: Count = 8
+    max_prompt_tokens: Count = 64
+    max_tokens: Count = 256
+    max_num_seqs: Count = 128
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Fraction = 1.0
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    kv_cache: Annotated[Size, Field(gt=0)] = 2**30
+
+
+class TrainSection(Section):
+    devices: Count = 1
+    micro_batch: Count = 32
+    mini_batch: Count = 32
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-3
+    clip_low: Fraction = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+
+
+class RewardSection(Section):
+    function: Function | None = None
+    timeout: Annotated[Duration, Field(gt=0)] = 10.0
+    time_per_sample: Duration = 0.0
+
+
+class CheckpointSection(Section):
+    every: Count = 1
+    keep: Count = 2
+
+
+class EmulatedSection(Section):
+    init: Duration = 0.1
+    rollout: Duration = 1.0
+    train: Duration = 1.0
+    sync: Duration = 0.01
+    switch: Duration = 0.0
+    jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    resident: Size = 0
+
+
+class SpecFile(Section):
+    name: Name
+    recipe: Literal["grpo"] | None = None
+    script: str | None = None
+    python: str | None = None
+    engine: Literal["real", "emulated"] = "real"
+    iterations: Count = 10
+    seed: Annotated[int, Field(ge=0)] = 0
+    max_staleness: Annotated[int, AfterValidator(_staleness)] = 0
+    slo: Annotated[float, AfterValidator(_slo)] = 2.0
+    restart_limit: Annotated[int, Field(ge=0)] = 3
+    restart_hold: Duration = 120.0
+    labels: dict[str, str] = Field(default_factory=dict)
+    model: ModelSection = Field(default_factory=ModelSection)
+    task: TaskSection = Field(default_factory=TaskSection)
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    reward: RewardSection = Field(default_factory=RewardSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    emulated: EmulatedSection = Field(default_factory=EmulatedSection)
+
+
+class NodeSection(Section):
+    name: str
+    host: str | None = None
+    device: str | None = None
+    cores: list[int] | list[list[int]] | None = None
+    devices: Count | None = None
+    oversubscribe: bool = False
+    gpu_uuids: list[str] = Field(default_factory=list)
+    host_memory: Annotated[Size, Field(gt=0)]
+    reserved_memory: Size = 0
+
+
+class PoolSection(Section):
+    kind: Literal["rollout", "train"]
+    hardware: str
+    usd_per_device_h: Annotated[float, Field(ge=0)]
+    nodes: Annotated[list[NodeSection], Field(min_length=1)]
+
+
+class LinkSection(Section):
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    rate: Rate
+
+
+class ClusterFile(Section):
+    pools: Annotated[dict[Name, PoolSection], Field(min_length=1)]
+    links: list[LinkSection] = Field(default_factory=list)

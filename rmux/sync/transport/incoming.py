@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from typing import Protocol
 
 from rmux.errors import BackendError, CheckError, RmuxError, UnreachableError
 from rmux.sync.deadline import Deadline
 from rmux.sync.transport.base import Progress
 from rmux.sync.transport.checksum import RollingChecksum
-from rmux.sync.transport.wire import Hello, Wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a flow announces before its first byte."""
+
+    transfer_id: str
+    send_id: str
+    """Same for all flows of one send."""
+    offset: int
+    num_bytes: int
+    chunk_bytes: int
+    leading: bool
+    """This flow brings the sender's checksum at the end."""
+    wait_s: float
+    """How long the sender is ready to wait for the buffer."""
+
+
+class Flow(Protocol):
+    def stop_reading(self) -> None:
+        """Makes the flow end soon; called from any thread."""
 
 
 class Incoming:
@@ -30,17 +52,17 @@ class Incoming:
         self._progress = progress
         self._ranges: dict[str, tuple[Hello, RollingChecksum]] = {}
         self._digests: dict[str, bytes] = {}
-        self._wires: set[Wire] = set()
+        self._flows: set[Flow] = set()
         self._error: RmuxError | None = None
         self._closed = False
         self._changed = threading.Condition()
 
-    def join(self, wire: Wire, hello: Hello) -> RollingChecksum:
+    def join(self, flow: Flow, hello: Hello) -> RollingChecksum:
         """Lets a flow in; BackendError when its range does not fit or is somebody else's."""
         with self._changed:
             if self._closed or self._error is not None:
                 raise BackendError(f"transfer {self.transfer_id} is over", code="sync.refused")
-            if len(self._wires) >= self._streams:
+            if len(self._flows) >= self._streams:
                 raise BackendError(f"more than {self._streams} flows", code="sync.refused")
             known = self._ranges.get(hello.send_id)
             if known is None:
@@ -48,7 +70,7 @@ class Incoming:
                 self._ranges[hello.send_id] = known
             elif (hello.offset, hello.num_bytes) != (known[0].offset, known[0].num_bytes):
                 raise BackendError("flows of one send disagree", code="sync.protocol")
-            self._wires.add(wire)
+            self._flows.add(flow)
             return known[1]
 
     def _open_range(self, hello: Hello) -> RollingChecksum:
@@ -70,10 +92,10 @@ class Incoming:
             progress=self._progress if whole else None,
         )
 
-    def leave(self, wire: Wire) -> None:
+    def leave(self, flow: Flow) -> None:
         """This flow touches the buffer no more."""
         with self._changed:
-            self._wires.discard(wire)
+            self._flows.discard(flow)
             self._changed.notify_all()
 
     def settle(self, hello: Hello, *, ours: bytes, theirs: bytes) -> None:
@@ -116,7 +138,7 @@ class Incoming:
                 f"transfer {self.transfer_id} was given up", code="sync.peer-lost"
             )
             self._stop()
-            while self._wires:
+            while self._flows:
                 self._changed.wait()
             for _, rolling in self._ranges.values():
                 rolling.release()
@@ -125,6 +147,6 @@ class Incoming:
         assert self._error is not None
         for _, rolling in self._ranges.values():
             rolling.fail(self._error)
-        for wire in self._wires:
-            wire.stop_reading()
+        for flow in self._flows:
+            flow.stop_reading()
         self._changed.notify_all()

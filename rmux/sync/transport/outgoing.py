@@ -10,7 +10,8 @@ from rmux.errors import CheckError, RmuxError, UnreachableError
 from rmux.sync.deadline import Deadline
 from rmux.sync.transport.base import Endpoint, Progress
 from rmux.sync.transport.checksum import RollingChecksum
-from rmux.sync.transport.wire import END, Hello, Wire
+from rmux.sync.transport.incoming import Hello
+from rmux.sync.transport.wire import END, Wire
 
 
 class Outgoing:

@@ -24,7 +24,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rmux.errors import ConflictError, RmuxError, UnavailableError, UnreachableError
+from rmux.errors import RmuxError, UnavailableError
 from rmux.sync.deadline import Deadline
 from rmux.sync.transport.base import (
     CHUNK_BYTES,
@@ -34,16 +34,20 @@ from rmux.sync.transport.base import (
     TransferResult,
     as_bytes,
 )
-from rmux.sync.transport.checksum import DIGEST_BYTES, RollingChecksum, checksum
-from rmux.sync.transport.incoming import Incoming
+from rmux.sync.transport.buffers import Buffers
+from rmux.sync.transport.checksum import DIGEST_BYTES, RollingChecksum
+from rmux.sync.transport.incoming import Hello
 from rmux.sync.transport.outgoing import Outgoing
-from rmux.sync.transport.wire import END, Hello, Wire
+from rmux.sync.transport.wire import END, Wire
 
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 10.0
 _MAX_CONNECTIONS = 1024
 """Across all transfers of a receiver, strangers included."""
+
+_ACCEPT_PAUSE_S = 0.05
+"""After an accept that failed for want of file descriptors or memory."""
 
 
 class Receiver:
@@ -58,8 +62,8 @@ class Receiver:
         self._endpoint = Endpoint(
             host=address, port=self._listener.getsockname()[1], token=secrets.token_hex(16)
         )
-        self._incoming: dict[str, Incoming] = {}
-        self._changed = threading.Condition()
+        self._buffers = Buffers()
+        self._lock = threading.Lock()
         self._closed = False
         self._wires: set[Wire] = set()
         self._threads: set[threading.Thread] = set()
@@ -78,49 +82,24 @@ class Receiver:
         streams: int = MAX_STREAMS,
         progress: Progress | None = None,
     ) -> TransferResult:
-        view = as_bytes(buffer, writable=True)
-        incoming = Incoming(
-            view,
+        return self._buffers.receive_into(
+            buffer,
             transfer_id=transfer_id,
-            deadline=Deadline(deadline_s, what=f"receiving transfer {transfer_id}"),
+            deadline_s=deadline_s,
             streams=streams,
             progress=progress,
         )
-        begun_s = time.monotonic()
-        with view:
-            self._register(incoming)
-            try:
-                digest = incoming.wait()
-            except RmuxError as error:
-                incoming.fail(error)
-                if progress is not None:
-                    progress.fail(error)
-                raise
-            finally:
-                with self._changed:
-                    del self._incoming[transfer_id]
-                incoming.finish()
-            if progress is not None:
-                progress.advance(len(view))
-            return TransferResult(
-                bytes=len(view),
-                seconds=time.monotonic() - begun_s,
-                checksum=digest.hex() if digest is not None else checksum(view),
-            )
 
     def close(self) -> None:
         """Cuts what is in flight; a waiting `receive_into` raises UnreachableError."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
-            pending = list(self._incoming.values())
             wires, threads = list(self._wires), list(self._threads)
-            self._changed.notify_all()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for incoming in pending:
-            incoming.fail(UnreachableError("the receiver was closed", code="sync.peer-lost"))
+        self._buffers.close()
         for wire in wires:
             wire.abort()
         for thread in (self._acceptor, *threads):
@@ -137,33 +116,34 @@ class Receiver:
     ) -> None:
         self.close()
 
-    def _register(self, incoming: Incoming) -> None:
-        with self._changed:
-            if self._closed:
-                raise UnreachableError("the receiver was closed", code="sync.peer-lost")
-            if incoming.transfer_id in self._incoming:
-                raise ConflictError(f"transfer {incoming.transfer_id} is being received already")
-            self._incoming[incoming.transfer_id] = incoming
-            self._changed.notify_all()
-
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 sock, source = self._listener.accept()
+            except OSError as error:
+                if not self._closed:
+                    _log.warning("cannot accept a flow: %s", error)
+                    time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            self._welcome(sock, peer=f"{source[0]}:{source[1]}")
+
+    def _welcome(self, sock: socket.socket, *, peer: str) -> None:
+        deadline = Deadline(_HANDSHAKE_S, what=f"greeting {peer}")
+        with self._lock:
+            if self._closed or len(self._wires) >= _MAX_CONNECTIONS:
+                sock.close()
+                return
+            try:
+                wire = Wire(sock, peer=peer, deadline=deadline)
             except OSError:
-                return  # closed
-            peer = f"{source[0]}:{source[1]}"
-            wire = Wire(sock, peer=peer, deadline=Deadline(_HANDSHAKE_S, what=f"greeting {peer}"))
-            thread = threading.Thread(target=self._serve, args=(wire,), daemon=True)
-            with self._changed:
-                welcome = not self._closed and len(self._wires) < _MAX_CONNECTIONS
-                if welcome:
-                    self._wires.add(wire)
-                    self._threads.add(thread)
-            if welcome:
-                thread.start()
-            else:
-                wire.close()
+                sock.close()  # it went away before it said anything
+                return
+            thread = threading.Thread(
+                target=self._serve, args=(wire,), name="sync-serve", daemon=True
+            )
+            self._wires.add(wire)
+            self._threads.add(thread)
+            thread.start()
 
     def _serve(self, wire: Wire) -> None:
         try:
@@ -173,13 +153,13 @@ class Receiver:
             wire.refuse(error)
         finally:
             wire.close()
-            with self._changed:
+            with self._lock:
                 self._wires.discard(wire)
                 self._threads.discard(threading.current_thread())
 
     def _flow(self, wire: Wire) -> None:
         hello, proof = wire.meet(token=self._endpoint.token)
-        incoming = self._awaited(hello)
+        incoming = self._buffers.awaited(hello)
         wire.deadline = incoming.deadline
         rolling = incoming.join(wire, hello)
         answer = {}
@@ -202,15 +182,6 @@ class Receiver:
             incoming.leave(wire)
         if answer:
             wire.send_answer(answer)
-
-    def _awaited(self, hello: Hello) -> Incoming:
-        deadline = Deadline(hello.wait_s, what=f"waiting for the buffer of {hello.transfer_id}")
-        with self._changed:
-            while hello.transfer_id not in self._incoming:
-                if self._closed:
-                    raise UnreachableError("the receiver was closed", code="sync.peer-lost")
-                self._changed.wait(deadline.left_s())
-            return self._incoming[hello.transfer_id]
 
 
 def send(
@@ -251,3 +222,33 @@ def send(
     return TransferResult(
         bytes=num_bytes, seconds=time.monotonic() - begun_s, checksum=digest.hex()
     )
+
+
+class TcpTransport:
+    """`Receiver` and `send` behind the `Transport` seam."""
+
+    def listen(self, address: str) -> Receiver:
+        return Receiver(address)
+
+    def send(
+        self,
+        endpoint: Endpoint,
+        view: memoryview,
+        *,
+        transfer_id: str,
+        offset: int = 0,
+        streams: int = 1,
+        chunk_bytes: int = CHUNK_BYTES,
+        deadline_s: float,
+        progress: Progress | None = None,
+    ) -> TransferResult:
+        return send(
+            endpoint,
+            view,
+            transfer_id=transfer_id,
+            offset=offset,
+            streams=streams,
+            chunk_bytes=chunk_bytes,
+            deadline_s=deadline_s,
+            progress=progress,
+        )

@@ -12,10 +12,11 @@ import json
 import secrets
 import socket
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from rmux.errors import BackendError, CheckError, RmuxError, UnreachableError
 from rmux.sync.deadline import Deadline
+from rmux.sync.transport.incoming import Hello
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
@@ -27,22 +28,6 @@ END = 2**64 - 1
 
 LAST_WORDS_S = 0.5
 """How long a sender looks for the reason after its connection broke."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """What a flow announces before its first byte."""
-
-    transfer_id: str
-    send_id: str
-    """Same for all flows of one send."""
-    offset: int
-    num_bytes: int
-    chunk_bytes: int
-    leading: bool
-    """This flow brings the sender's checksum at the end."""
-    wait_s: float
-    """How long the sender is ready to wait for the buffer."""
 
 
 class Wire:

@@ -407,6 +407,7 @@ def test_no_deadlock_while_jobs_are_late_crash_return_join_and_leave(sets, times
         elif change == "leave" and len(jobs) > 1:
             gone = data.draw(st.sampled_from(jobs))
             world.set_members([one for one in world.members if one.job_id != gone])
+    world.late = set()
     for job in sorted(world.absent):
         world.come_back(job)
     before = {one.job_id: len(world.finished[one.job_id]) for one in world.members}

@@ -1,0 +1,3 @@
+from rmux.cli.main import entry
+
+entry()

@@ -1,0 +1,33 @@
+"""The composition root: settings to store, channel and probe, each loaded when used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rmux.cli.options import Session
+from rmux.ids import IdSource, fresh_id
+
+if TYPE_CHECKING:
+    from rmux.store.engine import Store
+
+
+@contextmanager
+def open_store(session: Session) -> Iterator[Store]:
+    """The store of the settings.
+
+    StoreMissingError before `rmux store init`, StoreVersionError, UnreachableError.
+    """
+    from rmux.store.engine import Store
+
+    store = Store.open(session.settings.store_url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def ids() -> IdSource:
+    """Where new ids come from."""
+    return fresh_id

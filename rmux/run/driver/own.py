@@ -1,0 +1,89 @@
+"""Engines a script brings along: rmux grants it devices and pins it, nothing more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from rmux.cluster import DeviceId, PoolKind
+from rmux.errors import UserError
+from rmux.run.driver.engines import DriverConfig, Fleet, Trainer
+
+
+class OwnEngines:
+    """The driver's own process tree as the engines of a job whose spec names no model."""
+
+    def __init__(self, config: DriverConfig) -> None:
+        self._nodes = {node.id: node for node in config.nodes}
+        self._placement = config.placement
+        self._unpinned = os.sched_getaffinity(0)
+        uuids = [uuid for node in config.nodes for uuid in node.gpu_uuids]
+        if uuids:
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(uuids))
+
+    def prepare(self) -> None:
+        pass
+
+    def init(self, kind: PoolKind) -> float:
+        return 0.0
+
+    def wake(self, kind: PoolKind) -> float:
+        """Pin every thread of the process tree to the cores of the pool's devices."""
+        devices = self._placement.rollout if kind is PoolKind.ROLLOUT else self._placement.train
+        cores = {core for device in devices for core in self._cores(device)}
+        if cores:
+            _pin_tree(cores)
+        return 0.0
+
+    def park(self, kind: PoolKind) -> float:
+        _pin_tree(self._unpinned)
+        return 0.0
+
+    def pids(self, device: DeviceId) -> tuple[int, ...]:
+        return _tree()
+
+    def fleet(self) -> Fleet:
+        raise self._no_model("fleet")
+
+    def trainer(self) -> Trainer:
+        raise self._no_model("trainer")
+
+    def save(self, folder: Path) -> int:
+        return 0
+
+    def restore(self, folder: Path) -> None:
+        pass
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+    def _cores(self, device: DeviceId) -> tuple[int, ...]:
+        cores = self._nodes[device.node].cores
+        return cores[device.index] if cores else ()
+
+    @staticmethod
+    def _no_model(handle: str) -> UserError:
+        return UserError(
+            f"rmux.{handle}() needs a model, and the spec names none",
+            hint="add [model] to the spec, or bring engines with park= and wake=",
+        )
+
+
+def _tree() -> tuple[int, ...]:
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    return (os.getpid(), *(child.pid for child in children))
+
+
+def _pin_tree(cores: set[int]) -> None:
+    for pid in _tree():
+        # A thread or process may end between being listed and being pinned.
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(thread), cores)

@@ -1,0 +1,305 @@
+"""The phases of one attempt, in the main thread: grant, wake, the user's function, park."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rmux.clock import Clock, SystemClock
+from rmux.cluster import DeviceId, PoolKind
+from rmux.errors import UserError
+from rmux.events import EventType
+from rmux.job import Phase
+from rmux.run.driver.engines import DriverConfig, Engines
+from rmux.run.driver.link import Link
+from rmux.run.messages import Grant
+
+_FOLLOWS: dict[Phase | None, tuple[Phase, ...]] = {
+    None: (Phase.ROLLOUT, Phase.INIT),
+    Phase.INIT: (Phase.ROLLOUT, Phase.INIT),
+    Phase.ROLLOUT: (Phase.TRAIN,),
+    Phase.TRAIN: (Phase.SYNC, Phase.ROLLOUT),
+    Phase.SYNC: (Phase.ROLLOUT,),
+}
+_POOLS = {Phase.ROLLOUT: PoolKind.ROLLOUT, Phase.TRAIN: PoolKind.TRAIN}
+_SENT_WITHIN_S = 0.05
+_WITHDRAWN_WITHIN_S = 0.05
+_PROGRESS_EVERY_S = 0.5
+
+Callback = Callable[[], Any]
+
+
+class Saver(Protocol):
+    def __call__(self, *, finished: int) -> int | None:
+        """Make the first `finished` iterations permanent; bytes written, None when not due."""
+
+
+class Cancelled(BaseException):
+    """The job ends at this iteration boundary; no Exception, so that scripts let it pass."""
+
+
+class Session:
+    """Iterations count from 0; `finished` of them are over. Not for use from several threads,
+    `progress` apart."""
+
+    def __init__(
+        self,
+        config: DriverConfig,
+        *,
+        link: Link,
+        engines: Engines,
+        save: Saver,
+        finished: int = 0,
+        owns_process: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config, self.link, self.engines = config, link, engines
+        self.finished = finished
+        self._save = save
+        self._owns_process = owns_process
+        """The script's own engines run in this very process."""
+        self._clock = clock or SystemClock()
+        self._last: Phase | None = None
+        self._current: Phase | None = None
+        self._iteration_from_s = 0.0
+        self._metrics: dict[str, float] = {}
+        self._progress_s = float("-inf")
+        self._progress_lock = threading.Lock()
+
+    def run(
+        self,
+        phase: Phase,
+        function: Callback,
+        *,
+        park: Callback | None = None,
+        wake: Callback | None = None,
+    ) -> Any:
+        """Run the user's function as this phase. UserError when another phase is due."""
+        self._check_order(phase)
+        if phase is Phase.ROLLOUT and self._last is Phase.TRAIN:
+            self._end_iteration()
+        if phase in _POOLS:
+            result = self._run_held(phase, function, park=park, wake=wake)
+        else:
+            result = self._run_free(phase, function)
+        self._last = phase
+        if phase is Phase.SYNC:
+            self._end_iteration()
+        return result
+
+    def finish(self) -> None:
+        """The script is over: an iteration that lacks only its sync counts as finished."""
+        if self._last is Phase.TRAIN:
+            self._end_iteration()
+
+    def progress(self, numbers: Mapping[str, Any]) -> None:
+        """Tell how far the running phase is; at most twice a second is passed on."""
+        now_s = self._clock.now_s()
+        with self._progress_lock:
+            if now_s - self._progress_s < _PROGRESS_EVERY_S:
+                return
+            self._progress_s = now_s
+        self.link.emit(
+            EventType.PROGRESS,
+            iteration=self.finished,
+            phase=self._current,
+            data=numbers_of(numbers),
+        )
+
+    def _check_order(self, phase: Phase) -> None:
+        if self._current is not None:
+            raise UserError(f"phase {phase} was called inside phase {self._current}")
+        expected = _FOLLOWS[self._last]
+        if phase not in expected:
+            after = "first" if self._last is None else f"after {self._last}"
+            raise UserError(
+                f"phase {phase} was called where {expected[0]} is due {after}",
+                hint="each iteration is rollout, train, then sync where weights are sent",
+            )
+
+    def _run_held(
+        self, phase: Phase, function: Callback, *, park: Callback | None, wake: Callback | None
+    ) -> Any:
+        hold = self._acquire(phase, wake)
+        self._current = phase
+        hold.begun_s = self._clock.now_s()
+        try:
+            result = function()
+        except Exception as error:
+            self._release(phase, hold, park, error=type(error).__name__)
+            raise
+        self._release(phase, hold, park, **self._collect(result))
+        return result
+
+    def _acquire(self, phase: Phase, wake: Callback | None) -> _Hold:
+        """Wait for every device of the phase and wake on them."""
+        wanted_s = self._clock.now_s()
+        if phase is Phase.ROLLOUT:
+            self._iteration_from_s = wanted_s
+            self._pass_boundary()
+        grants, granted_s = self._await_devices(phase)
+        woken_from_s = self._clock.now_s()
+        self.engines.wake(_POOLS[phase])
+        if wake is not None:
+            wake()
+        now_s = self._clock.now_s()
+        hold = _Hold(grants=grants, overhead_s=woken_from_s - granted_s, woken_s=now_s)
+        self.link.emit(
+            EventType.PHASE_START,
+            iteration=self.finished,
+            phase=phase,
+            device=grants[0].device,
+            at_s=now_s,
+            data={
+                **hold.facts,
+                "wait_s": max(0.0, granted_s - wanted_s),
+                "switch_s": now_s - woken_from_s,
+                "overhead_s": hold.overhead_s,
+            },
+        )
+        return hold
+
+    def _release(self, phase: Phase, hold: _Hold, park: Callback | None, **found: Any) -> None:
+        ended_s = self._clock.now_s()
+        self._current = None
+        if park is not None:
+            park()
+        self.engines.park(_POOLS[phase])
+        parked_s = self._clock.now_s()
+        devices = [DeviceId.parse(grant.device) for grant in hold.grants]
+        pids = {str(device): self.engines.pids(device) for device in devices}
+        self.link.parked(hold.grants, pids=pids)
+        self.link.await_sent(timeout_s=_SENT_WITHIN_S)
+        hold.overhead_s += hold.begun_s - hold.woken_s + self._clock.now_s() - parked_s
+        self.link.emit(
+            EventType.PHASE_END,
+            iteration=self.finished,
+            phase=phase,
+            device=hold.grants[0].device,
+            at_s=ended_s,
+            prompt=False,
+            data={
+                **found,
+                **hold.facts,
+                "run_s": ended_s - hold.begun_s,
+                "park_s": parked_s - ended_s,
+                "overhead_s": hold.overhead_s,
+            },
+        )
+        if self._owns_process:
+            # The next phase keeps this process busy: let the gate see it idle before that.
+            self.link.await_withdrawn(hold.grants, timeout_s=_WITHDRAWN_WITHIN_S)
+
+    def _await_devices(self, phase: Phase) -> tuple[tuple[Grant, ...], float]:
+        placement = self.config.placement
+        chosen = placement.rollout if phase is Phase.ROLLOUT else placement.train
+        devices = tuple(str(device) for device in chosen)
+        at_boundary = phase is Phase.ROLLOUT
+        while True:
+            self.link.want(phase, iteration=self.finished, devices=devices)
+            found = self.link.await_grants(
+                (devices,),
+                timeout_s=self.config.heartbeat_s,
+                unless=lambda desired: at_boundary and desired != "run",
+            )
+            if found is not None:
+                return found
+            if at_boundary:
+                self._pass_boundary()
+
+    def _pass_boundary(self) -> None:
+        """Where an iteration would begin: stop here if cancelled, wait here while paused."""
+        while (desired := self.link.desired) != "run":
+            self.link.unwant()
+            if desired != "pause":
+                raise Cancelled
+            self.link.report_status("paused", iteration=self.finished)
+            self.link.await_desired(
+                lambda order: order != "pause", timeout_s=self.config.heartbeat_s
+            )
+            if self.link.desired == "run":
+                self.link.report_status("running", iteration=self.finished)
+
+    def _run_free(self, phase: Phase, function: Callback) -> Any:
+        """A phase that holds no device: sync, and what a script does before its first rollout."""
+        begun_s = self._clock.now_s()
+        self.link.emit(EventType.PHASE_START, iteration=self.finished, phase=phase, at_s=begun_s)
+        self._current = phase
+        try:
+            result = function()
+        finally:
+            self._current = None
+        metrics = self._collect(result)
+        ended_s = self._clock.now_s()
+        self.link.emit(
+            EventType.PHASE_END,
+            iteration=self.finished,
+            phase=phase,
+            at_s=ended_s,
+            data={**metrics, "run_s": ended_s - begun_s, "overhead_s": 0.0},
+        )
+        return result
+
+    def _collect(self, result: Any) -> dict[str, float]:
+        metrics = numbers_of(result)
+        self._metrics.update(metrics)
+        return metrics
+
+    def _end_iteration(self) -> None:
+        iteration, metrics = self.finished, self._metrics
+        begun_s = self._clock.now_s()
+        size_bytes = self._save(finished=iteration + 1)
+        ended_s = self._clock.now_s()
+        if size_bytes is not None:
+            self.link.emit(
+                EventType.CHECKPOINT,
+                iteration=iteration,
+                data={"seconds": ended_s - begun_s, "bytes": size_bytes},
+            )
+        self.finished, self._metrics, self._last = iteration + 1, {}, Phase.SYNC
+        self.link.emit(
+            EventType.ITERATION_END,
+            iteration=iteration,
+            data={
+                **metrics,
+                "finished": self.finished,
+                "weight_version": int(metrics.get("version", self.finished)),
+                "iteration_s": ended_s - self._iteration_from_s,
+            },
+        )
+        self.link.report_status("running", iteration=self.finished)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Hold:
+    """The devices of a running phase and rmux's own time on them so far, seconds."""
+
+    grants: tuple[Grant, ...]
+    overhead_s: float
+    woken_s: float
+    begun_s: float = 0.0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        newest = max(self.grants, key=lambda grant: grant.order)
+        devices = [grant.device for grant in self.grants]
+        return {"devices": devices, "epoch": newest.epoch, "seq": newest.seq}
+
+
+def numbers_of(result: Any) -> dict[str, float]:
+    """The numbers in what a phase returned: a mapping, or a report with or without `metrics`."""
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        result = {
+            **{f.name: getattr(result, f.name) for f in dataclasses.fields(result)},
+            **(getattr(result, "metrics", None) or {}),
+        }
+    if not isinstance(result, Mapping):
+        return {}
+    return {
+        str(key): value
+        for key, value in result.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

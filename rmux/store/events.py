@@ -40,7 +40,8 @@ def append(conn: Conn, new: Iterable[PhaseEvent]) -> int:
         return 0
     dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
     query = dialect.insert(events).on_conflict_do_nothing(index_elements=["source", "source_n"])
-    return int(conn.execute(query, rows).rowcount)
+    done = conn.execute(query, rows, execution_options={"preserve_rowcount": True})
+    return int(done.rowcount)
 
 
 def read(

@@ -41,7 +41,6 @@ def apply(
     _raise_rotation(conn, target, create=assignment.group_id is None)
     _remove_nodes(conn, target, assignment.removed_nodes)
     _add_nodes(conn, target, assignment.added_nodes)
-    _check_owned(conn, target, assignment)
     conn.execute(members.delete().where(members.c.job_id == job.id))
     conn.execute(
         members.insert().values(
@@ -51,6 +50,7 @@ def apply(
             train=[str(device) for device in assignment.placement.train],
         )
     )
+    _check_owned(conn, target)
     stored_jobs.set_state(conn, job.id, JobState.PLACED)
     stored_jobs.update(conn, job.id, group_id=target)
     if job.group_id is not None and job.group_id != target:
@@ -220,9 +220,9 @@ def _remove_nodes(conn: Conn, group_id: str, removed: Iterable[NodeId]) -> None:
         )
 
 
-def _check_owned(conn: Conn, group_id: str, assignment: Assignment) -> None:
+def _check_owned(conn: Conn, group_id: str) -> None:
     held = _held(conn, group_id)
-    for device in assignment.placement.devices:
+    for device in _placed_devices(conn, group_id):
         if device.node not in held:
             raise ConflictError(
                 f"device {device} is not on a node of group {group_id}", code="group.not-held"
@@ -230,14 +230,17 @@ def _check_owned(conn: Conn, group_id: str, assignment: Assignment) -> None:
 
 
 def _free_unused(conn: Conn, group_id: str) -> None:
-    used = {
-        DeviceId.parse(text).node
-        for row in conn.execute(
-            sa.select(members.c.rollout, members.c.train).where(members.c.group_id == group_id)
-        )
-        for text in (*row.rollout, *row.train)
-    }
-    _remove_nodes(conn, GroupId(group_id), _held(conn, group_id) - used)
+    used = {device.node for device in _placed_devices(conn, group_id)}
+    _remove_nodes(conn, group_id, _held(conn, group_id) - used)
+
+
+def _placed_devices(conn: Conn, group_id: str) -> list[DeviceId]:
+    placed = conn.execute(
+        sa.select(members.c.rollout, members.c.train)
+        .where(members.c.group_id == group_id)
+        .order_by(members.c.position)
+    )
+    return [DeviceId.parse(text) for row in placed for text in (*row.rollout, *row.train)]
 
 
 def _held(conn: Conn, group_id: str) -> set[NodeId]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from rmux.group import Member, Placement
 from rmux.ids import JobId, NodeId, ProfileId
 from rmux.job import Phase
 from rmux.place import rotation
+from rmux.place.period import Loop, period_of
 from rmux.place.rotation import Rotation, Turn, Wanted
 
 
@@ -416,6 +418,29 @@ def test_no_deadlock_while_jobs_are_late_crash_return_join_and_leave(sets, times
         assert world.step(), "nothing runs and nothing is given"
     for one in world.members:
         assert len(world.finished[one.job_id]) >= before[one.job_id] + 3
+
+
+@settings(max_examples=15, deadline=None)
+@given(sets=st.lists(node_sets.map(lambda s: s[0]), min_size=1, max_size=4), times=phase_times)
+def test_the_rotation_runs_a_group_in_exactly_its_period(sets, times):
+    world = world_of(sets, times)
+    ends = world.finished[JobId("j0")]
+    while len(ends) < 60:
+        world.step()
+    loops = [
+        Loop(
+            job_id=one.job_id,
+            rollout_s=world.times[one.job_id][0],
+            train_s=world.times[one.job_id][1],
+            off_device_s=world.times[one.job_id][2],
+            rollout=frozenset(one.placement.rollout),
+            train=frozenset(one.placement.train),
+        )
+        for one in world.members
+    ]
+    planned_s = period_of(loops, order=world.rota.order).period_s
+    # 12 rounds hold whole patterns of 1, 2, 3 or 4 rounds.
+    assert (ends[-1] - ends[-13]) / 12 == pytest.approx(planned_s)
 
 
 def test_after_a_lost_turn_jobs_overlap_again_as_before():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -22,8 +23,22 @@ class Mount:
 
 
 MOUNTS: dict[str, Mount] = {
+    "profile": Mount("Estimate or measure a job's phase times and memory.", ("profile",)),
+    "place": Mount("Show where a job would go, what it costs and who gets slower.", ("place",)),
+    "job": Mount("Submit, follow and cancel jobs.", ("job", "submit")),
+    "group": Mount("Run and watch the groups of jobs that share nodes.", ("group",)),
+    "pool": Mount("Tell the store about pools, nodes and links.", ("pool",)),
+    "sync": Mount("Move weights from train nodes to rollout nodes; measure it.", ("sync",)),
+    "trace": Mount("Export and check what happened, phase by phase.", ("trace",)),
+    "store": Mount("Make, migrate, back up and inspect the store.", ("store",)),
     "config": Mount("Show the settings and where each comes from.", ("config",)),
+    "doctor": Mount("Check this host: store, engines, memory, cores.", ("doctor",)),
     "schema": Mount("List and print the schemas of JSON documents.", ("schema",)),
+}
+MOUNTS = {
+    name: mount
+    for name, mount in MOUNTS.items()
+    if all(Path(__file__).with_name(f"{module}.py").exists() for module in mount.modules)
 }
 
 

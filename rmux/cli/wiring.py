@@ -21,7 +21,8 @@ def open_store(session: Session) -> Iterator[Store]:
     """
     from rmux.store.engine import Store
 
-    store = Store.open(session.settings.store_url)
+    settings = session.settings
+    store = Store.open(settings.store_url, lock_timeout_s=settings.lock_timeout_s)
     try:
         yield store
     finally:

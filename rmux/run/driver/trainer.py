@@ -1,0 +1,297 @@
+"""The driver's end of the training ranks: phases, the check of every batch, sync, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rmux.cluster import DeviceId
+from rmux.errors import BackendError, StaleWeightsError, UserError, WorkerError
+from rmux.run.driver.engines import DriverConfig, Fleet, Sample, SyncReport, TrainReport
+from rmux.run.driver.ray_session import RaySession
+from rmux.run.workers.train_batch import deal
+from rmux.run.workers.train_terms import Entry, RankReport, RankSettings
+
+GAP_BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+"""Largest |trainer - sampled| log-probability of an on-policy token, nats, by rollout dtype.
+
+In float32 1e-6 is what two right engines differ by, one optimizer step of difference gives over
+1e-2. The others are the rounding of logits near 16; no stale weight hides below them for long.
+"""
+
+_START_S = 300.0
+_SYNC_S = 120.0
+_REFERENCE_TOKENS = 256
+_LONG_PROMPT_TOKENS = 160
+"""More than one block of the prefix cache, which hides stale entries from shorter prompts."""
+_FACTS = "trainer.json"
+
+
+class Cache(Protocol):
+    """What the trainer asks of the actor that holds a rollout node's host weight cache."""
+
+    begin: Any
+    """begin(version, manifest): make room for the blob and wait for it as `transfer_id(version)`"""
+    endpoint: Any
+    """endpoint() -> 'host:port#token'"""
+    commit: Any
+    """commit(version, checksum): all of it is there, checked, and is the newest version"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Fixed sequences and the trainer's log-probabilities of their tokens after the first."""
+
+    version: int
+    sequences: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+
+
+def transfer_id(version: int) -> str:
+    """The name under which a cache waits for the weights of this version."""
+    return f"weights-{version}"
+
+
+class RayTrainer:
+    """One `TrainRank` actor per train device. `prepare`, `init`, then phases in turn.
+
+    Weights are published from the parked ranks: nothing here but `step` needs a device.
+    """
+
+    def __init__(
+        self, config: DriverConfig, session: RaySession, cache_handles: Sequence[Any] = ()
+    ) -> None:
+        self._config, self._session = config, session
+        self.caches: tuple[Any, ...] = tuple(cache_handles)
+        self.weights_version = 0
+        """The version every rollout engine has, or gets at its next wake."""
+        self._stepped = False
+        self._ranks: list[Any] = []
+        self._manifest: tuple[Entry, ...] = ()
+        self._versions: dict[str, str] = {}
+        self._reference: Reference | None = None
+        self._sequences: tuple[tuple[int, ...], ...] = ()
+        _check(config)
+
+    def prepare(self) -> None:
+        """Start the rank processes and their imports; no device is used."""
+        from rmux.run.workers.deepspeed import TrainRank
+
+        devices = self._config.placement.train
+        for rank, device in enumerate(devices):
+            settings = _settings(self._config, rank=rank)
+            actor = self._session.actor(TrainRank, settings, name=f"train rank {device}")
+            self._ranks.append(actor)
+        for actor in self._ranks:
+            self._session.meet(actor)
+        self._versions = self._on_all("prepare", timeout_s=_START_S)[0]
+
+    def init(self) -> float:
+        """Load the model on the granted devices; returns seconds."""
+        begun_s = time.monotonic()
+        port = self._on_first("listen", timeout_s=_START_S)
+        facts = self._on_all("init", port, timeout_s=_START_S)[0]
+        self._manifest = self._on_first("manifest", timeout_s=_START_S)
+        self._sequences = _reference_sequences(self._config, vocabulary=int(facts["vocabulary"]))
+        self._refresh_reference()
+        return time.monotonic() - begun_s
+
+    def wake(self) -> float:
+        return float(max(self._on_all("wake", timeout_s=_START_S)))
+
+    def park(self) -> float:
+        return float(max(self._on_all("park", timeout_s=_START_S)))
+
+    def pids(self, device: DeviceId) -> tuple[int, ...]:
+        devices = self._config.placement.train
+        if device not in devices or not self._ranks:
+            return ()
+        return (self._session.meet(self._ranks[devices.index(device)]),)
+
+    def step(self, samples: Sequence[Sample]) -> TrainReport:
+        """An optimizer step per mini-batch.
+
+        StaleWeightsError for a sample older than `max_staleness`; WorkerError 'policy.gap', with
+        no step taken, when the first pass disagrees with the log-probabilities sampled.
+        """
+        spec = self._config.spec
+        fresh = self._check_versions(samples)
+        dealt = deal(
+            samples,
+            mini_batch=spec.train.mini_batch,
+            micro_batch=spec.train.micro_batch,
+            ranks=len(self._ranks),
+        )
+        bound = GAP_BOUNDS[spec.rollout.dtype]
+        refs = [
+            rank.step.remote(batches, bound if fresh else None)
+            for rank, batches in zip(self._ranks, dealt, strict=True)
+        ]
+        reports = self._session.get(refs, what="the train phase")
+        if reports[0].refused:
+            raise WorkerError(
+                f"the samples are not on-policy: the first log-probabilities differ by up to "
+                f"{reports[0].gap:.2g} where {bound:g} is allowed; no step was taken",
+                code="policy.gap",
+                hint="the rollout engines held other weights than the trainer: look at the sync",
+                details={"gap": reports[0].gap, "bound": bound, "version": self.weights_version},
+            )
+        self._stepped = self._stepped or reports[0].steps > 0
+        self._refresh_reference()
+        return _report(reports)
+
+    def publish(self, fleet: Fleet) -> SyncReport:
+        """Send the weights to every cache, checked on arrival; holds no device.
+
+        Weights that were not changed since keep their version, so it may be sent again.
+        """
+        begun_s = time.monotonic()
+        version = self.weights_version + 1 if self._stepped else self.weights_version
+        get = self._session.get
+        get([c.begin.remote(version, self._manifest) for c in self.caches], timeout_s=_SYNC_S)
+        endpoints = get([c.endpoint.remote() for c in self.caches], timeout_s=_SYNC_S)
+        sent = self._on_all("send", endpoints, transfer_id(version), _SYNC_S, timeout_s=2 * _SYNC_S)
+        checksum = self._on_first("checksum", timeout_s=_SYNC_S)
+        get([c.commit.remote(version, checksum) for c in self.caches], timeout_s=_SYNC_S)
+        self.weights_version, self._stepped = version, False
+        return SyncReport(
+            version=version,
+            sent_bytes=sum(sent),
+            seconds=time.monotonic() - begun_s,
+            checksum=checksum,
+        )
+
+    def gate_reference(self) -> Reference:
+        """What the rollout engines must reproduce once they hold these weights."""
+        if self._reference is None:
+            raise BackendError("the trainer is not initialised", code="backend.deepspeed")
+        return self._reference
+
+    def save(self, folder: Path) -> int:
+        """Write weights, optimizer state and counters below `folder`; returns bytes."""
+        sizes = self._on_all("save", str(folder), timeout_s=_START_S)
+        facts = {
+            "weights_version": self.weights_version,
+            "stepped": self._stepped,
+            "reference": dataclasses.asdict(self.gate_reference()),
+        }
+        path = folder / _FACTS
+        path.write_text(json.dumps(facts))
+        return int(sum(sizes)) + path.stat().st_size
+
+    def restore(self, folder: Path) -> None:
+        """Load what `save` wrote, also by another number of ranks; `publish` then sends it."""
+        self._on_all("restore", str(folder), timeout_s=_START_S)
+        facts = json.loads((folder / _FACTS).read_text())
+        self.weights_version, self._stepped = facts["weights_version"], facts["stepped"]
+        kept = facts["reference"]
+        self._reference = Reference(
+            version=kept["version"],
+            sequences=tuple(tuple(sequence) for sequence in kept["sequences"]),
+            logprobs=tuple(tuple(logprobs) for logprobs in kept["logprobs"]),
+        )
+
+    def versions(self) -> dict[str, str]:
+        return dict(self._versions)
+
+    def close(self) -> None:
+        """Leave the process group; the processes end with the session."""
+        if self._ranks:
+            ranks, self._ranks = self._ranks, []
+            self._session.get([rank.close.remote() for rank in ranks], timeout_s=5.0)
+
+    def _check_versions(self, samples: Sequence[Sample]) -> bool:
+        """Whether all samples are of the trainer's very weights."""
+        versions = {sample.response.weight_version for sample in samples}
+        oldest = self.weights_version - self._config.spec.max_staleness
+        if wrong := [v for v in versions if not oldest <= v <= self.weights_version]:
+            raise StaleWeightsError(
+                f"samples of weight version {wrong[0]} cannot train version {self.weights_version}",
+                details={"versions": sorted(versions), "version": self.weights_version},
+            )
+        return versions == {self.weights_version}
+
+    def _refresh_reference(self) -> None:
+        version = self.weights_version + 1 if self._stepped else self.weights_version
+        scored = self._on_first("score", self._sequences, timeout_s=_START_S)
+        self._reference = Reference(
+            version=version,
+            sequences=self._sequences,
+            logprobs=tuple(tuple(logprobs) for logprobs in scored),
+        )
+
+    def _on_all(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        refs = [getattr(rank, method).remote(*args) for rank in self._ranks]
+        return list(self._session.get(refs, timeout_s=timeout_s, what=f"{method} of the ranks"))
+
+    def _on_first(self, method: str, *args: Any, timeout_s: float) -> Any:
+        ref = getattr(self._ranks[0], method).remote(*args)
+        return self._session.get(ref, timeout_s=timeout_s, what=f"{method} of the first rank")
+
+
+def _settings(config: DriverConfig, *, rank: int) -> RankSettings:
+    devices = config.placement.train
+    node = next(node for node in config.nodes if node.id == devices[rank].node)
+    spec = config.spec
+    return RankSettings(
+        model_path=spec.model_path,
+        rank=rank,
+        ranks=len(devices),
+        cores=node.cores[devices[rank].index] if node.cores else (),
+        address="127.0.0.1",
+        seed=spec.seed,
+        train=spec.train,
+        temperature=spec.rollout.temperature,
+    )
+
+
+def _check(config: DriverConfig) -> None:
+    spec, nodes = config.spec, {node.id: node for node in config.nodes}
+    used = [nodes[device.node] for device in config.placement.train]
+    if other := next((node for node in used if node.device_kind != "cpu"), None):
+        raise BackendError(
+            f"node {other.id} is of kind {other.device_kind}; the built-in trainer runs on 'cpu'",
+            code="backend.device",
+        )
+    if len({node.host for node in used}) > 1:
+        raise BackendError(
+            "the train devices lie on several hosts; the built-in trainer's ranks share one",
+            code="backend.hosts",
+        )
+    if spec.rollout.temperature <= 0 or spec.rollout.top_p != 1:
+        raise UserError(
+            f"temperature {spec.rollout.temperature:g} and top_p {spec.rollout.top_p:g} sample "
+            "from another distribution than the one that is trained",
+            hint="write rollout.temperature above 0 and rollout.top_p = 1",
+        )
+
+
+def _reference_sequences(config: DriverConfig, *, vocabulary: int) -> tuple[tuple[int, ...], ...]:
+    """Random but fixed; together at least `_REFERENCE_TOKENS` tokens, each as long as fits."""
+    rollout = config.spec.rollout
+    # An engine that scores a prompt also has to sample one token after it.
+    longest = rollout.max_prompt_tokens + rollout.max_tokens - 1
+    length = max(2, min(longest, _LONG_PROMPT_TOKENS))
+    rng, count = random.Random(0), -(-_REFERENCE_TOKENS // length)
+    return tuple(tuple(rng.randrange(vocabulary) for _ in range(length)) for _ in range(count))
+
+
+def _report(reports: Sequence[RankReport]) -> TrainReport:
+    steps, tokens = reports[0].steps, sum(report.tokens for report in reports)
+    per_step, per_token = 1.0 / max(1, steps), 1.0 / max(1, tokens)
+    return TrainReport(
+        steps=steps,
+        max_logprob_gap=reports[0].gap,
+        metrics={
+            "loss": sum(report.loss for report in reports) * per_step,
+            "grad_norm": reports[0].grad_norm * per_step,
+            "clip_fraction": sum(report.clipped_tokens for report in reports) * per_token,
+            "kl": sum(report.divergence for report in reports) * per_token,
+            "train_tokens": float(tokens),
+        },
+    )

@@ -1,0 +1,201 @@
+"""A training rank: DeepSpeed in a threaded Ray actor, one per train device.
+
+On the CPU a park moves nothing: an idle rank holds host memory only and runs no thread. Sending
+weights and writing checkpoints happen in such a parked rank, at low priority, on its own cores.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmux.errors import BackendError
+from rmux.run.workers.affinity import pin_threads, run_niced
+
+if TYPE_CHECKING:
+    from rmux.run.workers.train_batch import MiniBatch
+    from rmux.run.workers.train_engine import TrainEngine
+    from rmux.run.workers.train_terms import Entry, RankReport, RankSettings
+
+
+_ENVIRON = {
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "DO_NOT_TRACK": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "LOCAL_RANK": "0",
+}
+
+
+class TrainRank:
+    """`prepare`, on the first rank `listen`, then `init` on all ranks at once; the rest after."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        self._settings = settings
+        self._engine: TrainEngine | None = None
+        self._store: Any = None
+        self._listener: socket.socket | None = None
+        self._busy = threading.RLock()
+        os.environ.update(_ENVIRON)
+        os.environ.update(
+            RANK=str(settings.rank),
+            WORLD_SIZE=str(settings.ranks),
+            OMP_NUM_THREADS=str(max(1, len(settings.cores))),
+            GLOO_SOCKET_IFNAME=_interface_of(settings.address),
+        )
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def prepare(self) -> dict[str, str]:
+        """Import the engines at low priority; returns their versions. Needs no device."""
+        self._pinned()
+        run_niced(_import)
+        names = ("deepspeed", "torch", "transformers")
+        return {name: importlib.metadata.version(name) for name in names}
+
+    def listen(self) -> int:
+        """Open the port where the ranks meet; it is bound before anybody is told its number."""
+        import torch.distributed
+
+        self._listener = socket.create_server((self._settings.address, 0))
+        port = int(self._listener.getsockname()[1])
+        self._store = torch.distributed.TCPStore(
+            self._settings.address,
+            port,
+            self._settings.ranks,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=self._listener.detach(),
+        )
+        return port
+
+    def init(self, port: int) -> dict[str, float]:
+        """Load the model and start DeepSpeed; returns {seconds, vocabulary}. A collective."""
+        import torch.distributed
+
+        from rmux.run.workers.train_engine import TrainEngine
+
+        begun_s = time.monotonic()
+        self._pinned()
+        if self._store is None:
+            address = self._settings.address
+            self._store = torch.distributed.TCPStore(
+                address, port, self._settings.ranks, is_master=False
+            )
+        os.environ.update(MASTER_ADDR=self._settings.address, MASTER_PORT=str(port))
+        self._engine = TrainEngine(self._settings, self._store)
+        self._pinned()
+        seconds = time.monotonic() - begun_s
+        return {"seconds": seconds, "vocabulary": self._engine.vocabulary}
+
+    def step(self, batches: Sequence[MiniBatch], gap_bound: float | None) -> RankReport:
+        """See `TrainEngine.train`. A collective."""
+        with self._busy:
+            return self._ready().train(batches, gap_bound=gap_bound)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability of each token after the first of each sequence."""
+        with self._busy:
+            return self._ready().score(sequences)
+
+    def wake(self) -> float:
+        """Seconds. The state lies where the device reads it: only the cores are made sure of."""
+        begun_s = time.monotonic()
+        self._pinned()
+        return time.monotonic() - begun_s
+
+    def park(self) -> float:
+        """Seconds, until what still ran has ended; then no thread of the rank runs."""
+        begun_s = time.monotonic()
+        with self._busy:
+            return time.monotonic() - begun_s
+
+    def manifest(self) -> tuple[Entry, ...]:
+        """The tensors of the weights in the order of the blob that `send` writes."""
+        return self._ready().state.entries()
+
+    def checksum(self) -> str:
+        """xxh3_128 of the whole blob: every rank of ZeRO 1 and 2 has all of it."""
+        import xxhash
+
+        with self._busy:
+            whole = self._ready().state.whole()
+            return run_niced(lambda: xxhash.xxh3_128(whole.numpy()).hexdigest())
+
+    def send(self, endpoints: Sequence[str], transfer_id: str, deadline_s: float) -> int:
+        """Write this rank's part of the weights to each endpoint; returns bytes sent in all.
+
+        Runs in a thread at low priority. Errors as in `rmux.sync.transport.tcp.send`.
+        """
+        from rmux.sync.transport.base import Endpoint
+        from rmux.sync.transport.tcp import send
+
+        def work() -> int:
+            offset, part = self._ready().state.part()
+            view, ends_s = memoryview(part.numpy()), time.monotonic() + deadline_s
+            sent = 0
+            for text in endpoints:
+                sent += send(
+                    Endpoint.parse(text),
+                    view,
+                    transfer_id=transfer_id,
+                    offset=offset,
+                    deadline_s=ends_s - time.monotonic(),
+                ).bytes
+            return sent
+
+        with self._busy:
+            return run_niced(work)
+
+    def save(self, folder: str) -> int:
+        """Write this rank's part of the state below `folder`; returns bytes."""
+        with self._busy:
+            return run_niced(lambda: self._ready().state.save(Path(folder)))
+
+    def restore(self, folder: str) -> None:
+        """Load its part of what any number of ranks saved."""
+        with self._busy:
+            run_niced(lambda: self._ready().state.restore(Path(folder)))
+
+    def close(self) -> None:
+        with self._busy:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+
+    def _ready(self) -> TrainEngine:
+        if self._engine is None:
+            raise BackendError("the training rank is not initialised", code="backend.deepspeed")
+        return self._engine
+
+    def _pinned(self) -> None:
+        pin_threads(self._settings.cores)
+
+
+def _import() -> None:
+    import deepspeed  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import transformers  # noqa: F401
+
+    import rmux.run.workers.train_engine
+    import rmux.sync.transport.tcp  # noqa: F401
+
+
+def _interface_of(address: str) -> str:
+    """Gloo would take the interface of the host's name, which other hosts may not reach."""
+    import psutil
+
+    for name, found in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in found):
+            return str(name)
+    raise BackendError(
+        f"no network interface of this host has the address {address}", code="backend.address"
+    )

@@ -46,7 +46,8 @@ class DriverOrder:
     job: str
     attempt: int
     desired: str
-    """'run', 'cancel' (at the next iteration boundary), 'cancel-now', 'pause', 'stop'."""
+    """'run', 'cancel' (at the next iteration boundary), 'cancel-now', 'pause', 'stop'. An attempt
+    that is not listed any more is over: its gates clear away what it left."""
     home: str
     """The node whose runner starts and stops the driver: the job's first train node."""
 
@@ -76,6 +77,8 @@ class DeviceReport:
     attempt: int = 0
     iteration: int = 0
     phase: str = ""
+    proof_s: float = 0.0
+    """How long the proof took, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,347 @@
+"""The controller's one decision: state and news in, new state and commands out. No I/O, no clock.
+
+The same news twice, or old news again, changes nothing: reports carry whole positions, events are
+numbered, and a phase is granted once however often it is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rmux.cluster import DeviceId
+from rmux.events import EventType, PhaseEvent, from_document
+from rmux.ids import JobId, NodeId
+from rmux.job import Phase
+from rmux.place import rotation as rotations
+from rmux.place.rotation import Wanted
+from rmux.run.controller import members
+from rmux.run.controller.state import Command, Gate, GroupView, Inputs, Run, State, UpdateJob
+from rmux.run.controller.turn import Turn
+from rmux.run.messages import DeviceReport, DriverOrder, DriverStatus, Grant, Grants, NodeReport
+
+logger = logging.getLogger(__name__)
+
+_MAX_UNSTORED = 20_000
+"""Events on their way to a locked store; past it drivers and runners keep theirs."""
+
+
+def step(state: State, inputs: Inputs) -> tuple[State, tuple[Command, ...]]:
+    """One turn: take the news in, move the members on, give what can be given, tell the gates."""
+    turn = Turn(state, inputs)
+    if inputs.stored_n is not None:
+        _take_stored(turn, inputs.stored_n)
+    if inputs.view is not None:
+        _take_view(turn, inputs.view)
+    if inputs.stop or turn.state.desired == "down":
+        if turn.state.stop_by_s == float("inf"):
+            turn.set(stop_by_s=turn.now_s + turn.limits.stop_s)
+    elif turn.state.stop_by_s < float("inf"):
+        turn.set(stop_by_s=float("inf"))
+    for report in inputs.reports:
+        _take_report(turn, report)
+    if _is_ready(turn):
+        members.move_on(turn)
+        if inputs.may_grant and turn.state.stop_by_s == float("inf"):
+            _grant(turn)
+        _tell_gates(turn)
+        _finish(turn)
+    return turn.close()
+
+
+def _take_stored(turn: Turn, stored_n: int) -> None:
+    for batch_n, source, number in turn.unstored:
+        if batch_n <= stored_n:
+            turn.acks[source] = max(number, turn.acks.get(source, 0))
+    turn.unstored = [entry for entry in turn.unstored if entry[0] > stored_n]
+    turn.set(stored_n=max(stored_n, turn.state.stored_n))
+
+
+def _take_view(turn: Turn, view: GroupView) -> None:
+    turn.set(nodes=view.nodes, desired=view.desired)
+    wanted = {member.job.id: member for member in view.members}
+    for job_id in [job_id for job_id in turn.runs if job_id not in wanted]:
+        if turn.runs[job_id].ended or not turn.runs[job_id].ordered:
+            del turn.runs[job_id]
+    for job_id, member in wanted.items():
+        known = turn.runs.get(job_id)
+        if known is None:
+            turn.runs[job_id] = Run(
+                view=member,
+                attempt=member.job.attempt,
+                state=member.job.state,
+                failures=view.failures.get(job_id, 0),
+                rewarded=member.job.reward_first is not None,
+            )
+            if turn.state.ready:
+                members.adopt(turn, turn.runs[job_id])
+        else:
+            turn.change(known, view=member)
+    turn.set(had_member=turn.state.had_member or bool(wanted))
+    if turn.rotation is not None:
+        _turn_members(turn)
+    sources = {gate.report.runner for gate in turn.gates.values()}
+    for source in [*turn.seen]:
+        if source.partition("/")[0] not in turn.runs and source not in sources:
+            turn.seen.pop(source)
+            turn.acks.pop(source, None)
+
+
+def _turn_members(turn: Turn) -> None:
+    assert turn.rotation is not None
+    now = [run.view.member for run in turn.runs.values() if not run.ended]
+    turn.rotation = rotations.with_members(turn.rotation, now)
+
+
+def _take_report(turn: Turn, report: NodeReport) -> None:
+    node = NodeId(report.node)
+    turn.gates[node] = Gate(report=report, heard_s=turn.now_s)
+    for device in report.devices:
+        _take_device(turn, device)
+    for status in report.drivers:
+        _take_status(turn, node, status)
+    for document in report.events:
+        _take_event(turn, document)
+
+
+def _take_device(turn: Turn, report: DeviceReport) -> None:
+    device = DeviceId.parse(report.device)
+    turn.seqs[device] = max(report.seq, turn.seqs.get(device, 0))
+    grant = turn.held.get(device)
+    if grant is None:
+        if not turn.state.ready and report.state in ("granted", "running"):
+            # Given by the controller before this one, and still out.
+            turn.held[device] = _granted_before(turn, report)
+        elif not turn.state.ready and report.state == "released" and report.job:
+            turn.emit_grant(EventType.RELEASED, _granted_before(turn, report), adopted=True)
+    elif report.state == "released" and (report.epoch, report.seq) == grant.order:
+        del turn.held[device]
+        turn.emit_grant(EventType.RELEASED, grant, proof_s=report.proof_s)
+
+
+def _granted_before(turn: Turn, report: DeviceReport) -> Grant:
+    run = turn.runs.get(JobId(report.job))
+    return Grant(
+        device=report.device,
+        epoch=report.epoch,
+        seq=report.seq,
+        job=report.job,
+        attempt=report.attempt,
+        iteration=report.iteration,
+        phase=report.phase,
+        bound_s=turn.limits.fence_floor_s if run is None else _bound_s(turn, run, report.phase),
+    )
+
+
+def _take_status(turn: Turn, node: NodeId, status: DriverStatus) -> None:
+    run = turn.runs.get(JobId(status.job))
+    if run is None or run.ended or status.attempt != run.attempt:
+        return
+    home = turn.gates.get(run.home)
+    is_home = node == run.home
+    # One source at a time, so that what it says is in order; another only while home is silent.
+    silent = home is None or turn.now_s - home.heard_s > turn.limits.silent_s
+    if not is_home and (not silent or status.state not in ("starting", "running", "paused")):
+        return
+    if run.ordered:
+        members.note_want(turn, run, status)
+    run = turn.change(turn.runs[run.job_id], status=status)
+    for job_id, device in [key for key in turn.granted if key[0] == run.job_id]:
+        if not _still_wants(status, device, turn.granted[job_id, device]):
+            del turn.granted[job_id, device]
+
+
+def _still_wants(status: DriverStatus, device: DeviceId, key: tuple[int, str, int]) -> bool:
+    want = status.want
+    if want is None or (status.attempt, want.phase, want.iteration) != key:
+        return False
+    return str(device) in want.devices
+
+
+def _take_event(turn: Turn, document: dict[str, object]) -> None:
+    try:
+        event = from_document(document)
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("dropped an event that cannot be read: %s", error)
+        return
+    if event.source_n <= turn.seen.get(event.source, 0) or len(turn.unstored) > _MAX_UNSTORED:
+        return
+    turn.seen[event.source] = event.source_n
+    turn.append(event)
+    run = turn.runs.get(event.job_id) if event.job_id else None
+    if run is not None and event.data.get("attempt") in (None, run.attempt):
+        _note_event(turn, run, event)
+
+
+def _note_event(turn: Turn, run: Run, event: PhaseEvent) -> None:
+    """What `job ls` shows of it."""
+    columns: dict[str, object] = {}
+    if event.type is EventType.ITERATION_END and event.iteration is not None:
+        columns["iteration"] = event.data.get("finished", event.iteration + 1)
+        reward = event.data.get("reward")
+        if isinstance(reward, int | float):
+            columns["reward_last"] = float(reward)
+            if not run.rewarded:
+                columns["reward_first"] = float(reward)
+                turn.change(run, rewarded=True)
+    elif event.type is EventType.PHASE_START:
+        columns |= {"phase": event.phase, "phase_state": "running"}
+    elif event.type is EventType.PHASE_END:
+        columns["phase_state"] = ""
+    if columns:
+        turn.write(UpdateJob(job_id=run.job_id, columns=tuple(columns.items())))
+
+
+def _is_ready(turn: Turn) -> bool:
+    """Whether every gate told its position; until then nothing is granted or ordered."""
+    if turn.state.ready or turn.state.nodes is None:
+        return turn.state.ready
+    waited_s = turn.now_s - turn.state.started_s
+    silent = [node for node in turn.state.nodes if node not in turn.gates]
+    if silent and waited_s < turn.limits.gate_wait_s:
+        return False
+    turn.set(ready=True)
+    for run in list(turn.runs.values()):
+        members.adopt(turn, run)
+    members_now = [run.view.member for run in turn.runs.values()]
+    holders = {device: JobId(grant.job) for device, grant in turn.held.items()}
+    turn.rotation = rotations.start(members_now, held=holders)
+    turn.emit(
+        EventType.CONTROLLER,
+        data={"epoch": turn.state.epoch, "change": "ready", "wait_s": waited_s, "silent": silent},
+    )
+    for grant in turn.held.values():
+        turn.emit_grant(EventType.GRANT, grant, adopted=True)
+    return True
+
+
+def _grant(turn: Turn) -> None:
+    assert turn.rotation is not None
+    wants = {}
+    absent = set()
+    late = set()
+    for run in turn.runs.values():
+        want = _wanted(turn, run)
+        if want is not None:
+            wants[run.job_id] = want
+        elif not members.is_present(run):
+            absent.add(run.job_id)
+        elif turn.now_s > run.due_s:
+            late.add(run.job_id)
+    given, turn.rotation = rotations.next_turns(
+        turn.rotation, wants=wants, busy=_busy(turn), absent=absent, late=late
+    )
+    for one in given:
+        _give(turn, turn.runs[one.job_id], one.device, one.phase, one.iteration)
+
+
+def _wanted(turn: Turn, run: Run) -> Wanted | None:
+    if not members.is_running(run) or run.status is None or run.status.want is None:
+        return None
+    want = run.status.want
+    key = (run.attempt, want.phase, want.iteration)
+    devices = tuple(
+        device
+        for device in map(DeviceId.parse, want.devices)
+        if turn.granted.get((run.job_id, device)) != key
+    )
+    if not devices:
+        return None
+    return Wanted(phase=Phase(want.phase), iteration=want.iteration, devices=devices)
+
+
+def _busy(turn: Turn) -> set[DeviceId]:
+    """Devices that are out, or whose gate cannot be told anything now."""
+    assert turn.rotation is not None
+    busy = set(turn.held)
+    for device in turn.rotation.cursors:
+        gate = turn.gates.get(device.node)
+        if gate is None or turn.now_s - gate.heard_s > turn.limits.silent_s:
+            busy.add(device)
+    return busy
+
+
+def _give(turn: Turn, run: Run, device: DeviceId, phase: Phase, iteration: int) -> None:
+    turn.seqs[device] = turn.seqs.get(device, 0) + 1
+    grant = Grant(
+        device=str(device),
+        epoch=turn.state.epoch,
+        seq=turn.seqs[device],
+        job=run.job_id,
+        attempt=run.attempt,
+        iteration=iteration,
+        phase=str(phase),
+        bound_s=_bound_s(turn, run, phase),
+    )
+    turn.held[device] = grant
+    turn.granted[run.job_id, device] = (run.attempt, str(phase), iteration)
+    turn.emit_grant(EventType.GRANT, grant)
+    planned_s = _planned_s(run, phase)
+    off_device_s = run.view.member.profile.off_device_s if phase is Phase.TRAIN else 0.0
+    ready_s = turn.limits.late_floor_s + turn.limits.late_factor * (planned_s + off_device_s)
+    turn.change(run, in_init=phase is Phase.INIT, due_s=turn.now_s + ready_s)
+
+
+def _planned_s(run: Run, phase: str) -> float:
+    profile = run.view.member.profile
+    if phase == Phase.ROLLOUT:
+        return max(profile.rollout.planned_s, profile.rollout.cold_s)
+    if phase == Phase.TRAIN:
+        return max(profile.train.planned_s, profile.train.cold_s)
+    return profile.init_s
+
+
+def _bound_s(turn: Turn, run: Run, phase: str) -> float:
+    planned_s = _planned_s(run, phase)
+    floor_s = turn.limits.fence_floor_s * (10 if phase == Phase.INIT else 1)
+    return max(floor_s, turn.limits.fence_factor * planned_s)
+
+
+def _tell_gates(turn: Turn) -> None:
+    """Each gate its whole position, when it changed and on every heartbeat."""
+    nodes = {node for run in turn.runs.values() for node in run.gates} | set(turn.gates)
+    for node in sorted(nodes):
+        grants = Grants(
+            group=turn.state.group_id,
+            epoch=turn.state.epoch,
+            grants=tuple(turn.held[device] for device in sorted(turn.held) if device.node == node),
+            drivers=tuple(_orders(turn, node)),
+            acks=_acks(turn, node),
+        )
+        before, sent_s = turn.sent.get(node, (None, float("-inf")))
+        if grants != before or turn.now_s - sent_s >= turn.limits.heartbeat_s:
+            turn.send(node, grants)
+
+
+def _orders(turn: Turn, node: NodeId) -> list[DriverOrder]:
+    return [
+        DriverOrder(
+            job=run.job_id,
+            attempt=run.attempt,
+            desired=members.desired(turn, run),
+            home=run.home,
+        )
+        for run in turn.runs.values()
+        if members.is_running(run) and node in run.gates
+    ]
+
+
+def _acks(turn: Turn, node: NodeId) -> tuple[tuple[str, int], ...]:
+    gate = turn.gates.get(node)
+    homes = {run.job_id for run in turn.runs.values() if run.home == node}
+    return tuple(
+        (source, number)
+        for source, number in sorted(turn.acks.items())
+        if source.partition("/")[0] in homes or (gate and source == gate.report.runner)
+    )
+
+
+def _finish(turn: Turn) -> None:
+    state = turn.state
+    all_stored = not turn.has_writes and state.stored_n >= state.batch_n
+    if not all_stored and turn.now_s < state.stop_by_s + state.limits.stop_s:
+        return
+    going_down = state.stop_by_s < float("inf")
+    if going_down and not any(run.ordered and not run.ended for run in turn.runs.values()):
+        turn.finish("down")
+    elif not turn.runs and state.had_member and not state.stay and not going_down:
+        turn.finish("every member ended")

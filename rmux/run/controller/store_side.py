@@ -1,0 +1,144 @@
+"""The controller's threads towards the store: what the group is, what is written, who is placed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rmux.errors import ConflictError, RmuxError
+from rmux.events import EventType
+from rmux.ids import GroupId, JobId, fresh_id
+from rmux.run.controller.state import (
+    AppendEvents,
+    GroupView,
+    MemberView,
+    RemoveMember,
+    SetState,
+    UpdateJob,
+)
+from rmux.run.journal import Operation
+from rmux.run.lease import HeldLease
+
+if TYPE_CHECKING:
+    from rmux.store.engine import Conn, Store
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+_PLACE_EVERY_S = 5.0
+_PLACER_TTL_S = 60.0
+
+
+def read_group(store: Store, group_id: GroupId, *, failures: bool = False) -> GroupView:
+    """The group now; with `failures` how often its jobs have failed so far."""
+    from rmux.store import events, groups, jobs
+
+    with store.read() as conn:
+        group = groups.get(conn, group_id)
+        views = [
+            MemberView(job=jobs.get(conn, member.job_id), member=member) for member in group.members
+        ]
+        counts: dict[JobId, int] = {}
+        if failures:
+            for view in views:
+                found = events.read(conn, job=view.job.id, types=[EventType.JOB_STATE])
+                counts[view.job.id] = sum(
+                    event.data.get("code") == "job.restarting" for event in found
+                )
+    return GroupView(
+        members=tuple(views), nodes=group.nodes, desired=group.desired, failures=counts
+    )
+
+
+def follow_group(
+    store: Store, group_id: GroupId, *, post: Callable[[GroupView], None], stopped: threading.Event
+) -> None:
+    """A thread's loop: post the group at once and whenever it changed."""
+    before: GroupView | None = None
+    while not stopped.is_set():
+        try:
+            view = read_group(store, group_id, failures=before is None)
+        except RmuxError as error:
+            logger.warning("cannot read the group: %s", error.message)
+        else:
+            if before is None or (view.members, view.nodes, view.desired) != (
+                before.members,
+                before.nodes,
+                before.desired,
+            ):
+                post(view)
+            before = view
+        stopped.wait(POLL_S)
+
+
+def to_operations(
+    operations: Sequence[AppendEvents | SetState | UpdateJob | RemoveMember],
+) -> list[Operation]:
+    return [_to_operation(operation) for operation in operations]
+
+
+def _to_operation(operation: AppendEvents | SetState | UpdateJob | RemoveMember) -> Operation:
+    from rmux.store import events, groups, jobs
+
+    def write(conn: Conn) -> None:
+        if isinstance(operation, AppendEvents):
+            events.append(conn, operation.events)
+        elif isinstance(operation, UpdateJob):
+            jobs.update(conn, operation.job_id, **dict(operation.columns))
+        elif isinstance(operation, RemoveMember):
+            groups.remove_member(conn, operation.job_id)
+        else:
+            jobs.set_state(
+                conn,
+                operation.job_id,
+                operation.state,
+                reason=operation.reason,
+                error=operation.error,
+                ended_at=operation.ended_at,
+            )
+
+    return write
+
+
+class Placer:
+    """Places pending jobs every few seconds and after departures, if nobody else does now."""
+
+    def __init__(self, store: Store, *, host: str, every_s: float = _PLACE_EVERY_S) -> None:
+        self._store, self._host, self._every_s = store, host, every_s
+        self._wanted = threading.Event()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._loop, name="placer", daemon=True).start()
+
+    def hurry(self) -> None:
+        """Capacity has changed."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._wanted.set()
+
+    def _loop(self) -> None:
+        while not self._stopped.is_set():
+            self._wanted.wait(self._every_s)
+            self._wanted.clear()
+            if not self._stopped.is_set():
+                self._place()
+
+    def _place(self) -> None:
+        from rmux.place import service
+
+        try:
+            lease = HeldLease.take(self._store, "placer", host=self._host, ttl_s=_PLACER_TTL_S)
+        except ConflictError:
+            return
+        except RmuxError as error:
+            logger.warning("cannot place now: %s", error.message)
+            return
+        try:
+            service.settle_pending(self._store, ids=fresh_id)
+        except RmuxError as error:
+            logger.warning("placing failed: %s", error.message)
+        finally:
+            lease.release()

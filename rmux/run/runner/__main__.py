@@ -1,0 +1,298 @@
+"""The runner of one node: python -m rmux.run.runner --node NODE …"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rmux.clock import SystemClock
+from rmux.errors import RmuxError
+from rmux.events import EventType, PhaseEvent, to_document
+from rmux.ids import GroupId, JobId, NodeId
+from rmux.run import processes
+from rmux.run.channel import Channel, connect
+from rmux.run.inbox import Arrived, Ended, Inbox
+from rmux.run.messages import DriverReport, Grants, NodeReport, Permits, streams
+from rmux.run.runner import saved as saved_file
+from rmux.run.runner.drivers import Drivers
+from rmux.run.runner.gate import Attempt, Gate
+from rmux.run.runner.launch import Cleared, Launched, Site, clear
+from rmux.run.runner.memory import Resident, watch_memory
+from rmux.run.runner.proof import Proofs
+from rmux.run.runner.saved import Saved
+from rmux.store import pools
+from rmux.store.engine import Store
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_STOP = object()
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parse(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    processes.die_with_parent()
+    inbox = Inbox()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: inbox.post(_STOP))
+    try:
+        store = Store.open(args.store, lock_timeout_s=args.lock_timeout_s)
+        channel = connect(args.channel)
+        with store.read() as conn:
+            node = pools.load(conn).node(args.node)
+    except RmuxError as error:
+        logger.error("%s", error)
+        return 1
+    devices = tuple(str(device) for device in node.devices)
+    return Runner(args, inbox, store, channel, devices=devices).run()
+
+
+class Runner:
+    def __init__(
+        self,
+        args: Any,
+        inbox: Inbox,
+        store: Store,
+        channel: Channel,
+        *,
+        devices: tuple[str, ...],
+    ) -> None:
+        self._group, self._node = GroupId(args.group), NodeId(args.node)
+        self._heartbeat_s: float = args.heartbeat_s
+        self._inbox, self._channel = inbox, channel
+        self._clock = SystemClock()
+        self._id = str(processes.this_process())
+        self._events: list[dict[str, Any]] = []
+        self._event_n = 0
+        self._site = Site(
+            group=args.group,
+            tag=args.tag,
+            run_dir=Path(args.run_dir),
+            channel_url=args.channel,
+            heartbeat_s=args.heartbeat_s,
+        )
+        self._path = self._site.run_dir / args.group / f"node-{args.node}.json"
+        saved = saved_file.read(self._path)
+        self._gate = Gate(devices, emit=self._emit, epoch=saved.epoch, positions=saved.positions)
+        self._proofs = Proofs()
+        self._drivers = Drivers(
+            store, self._site, inbox, emit=self._emit, stop_grace_s=args.stop_grace_s
+        )
+        self._heard = False
+        self._stopping = False
+        self._clearing: set[Attempt] = set()
+        self._resident_bytes = 0
+        self._written = (-1, -1, -1)
+        self._subscribed: set[str] = set()
+        self._permits: dict[str, tuple[Permits, float]] = {}
+        self._reported: tuple[NodeReport | None, float] = (None, float("-inf"))
+        for driver in saved.drivers:
+            self._drivers.adopt(driver, now_s=self._clock.now_s())
+
+    def run(self) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._subscribe()
+        self._inbox.listen(self._channel)
+        watch_memory(self._site.tag, post=self._inbox.post)
+        while not (self._stopping and self._drivers.all_over):
+            wait_s = self._proofs.wait_s()
+            items = self._inbox.take(_TICK_S if wait_s is None else min(wait_s, _TICK_S))
+            try:
+                self._turn(items)
+            except Exception:
+                # One bad item must not take the node's other jobs with it.
+                logger.exception("a turn failed")
+        self._send_report(self._clock.now_s())
+        self._inbox.close()
+        self._channel.close()
+        logger.info("stopped")
+        return 0
+
+    def _turn(self, items: list[Any]) -> None:
+        now_s = self._clock.now_s()
+        for item in items:
+            self._take(item, now_s=now_s)
+        for device, order in self._proofs.check(self._gate.to_prove()).items():
+            self._gate.prove(device, order=order, now_s=self._clock.now_s())
+        orders = {
+            job: order for job, order in self._gate.orders.items() if order.home == self._node
+        }
+        self._drivers.follow(orders, heard=self._heard, stopping=self._stopping, now_s=now_s)
+        self._end_attempts(now_s)
+        self._save()
+        self._subscribe()
+        self._send_permits(now_s)
+        self._send_report(now_s)
+
+    def _take(self, item: Any, *, now_s: float) -> None:
+        if isinstance(item, Arrived):
+            if isinstance(item.message, Grants) and item.message.group == self._group:
+                self._heard = self._gate.take_grants(item.message, now_s=now_s) or self._heard
+                self._drop_acked()
+            elif isinstance(item.message, DriverReport):
+                report = item.message
+                if item.stream == streams.driver_reports(report.status.job, self._node):
+                    self._gate.take_report(report, now_s=now_s)
+                    self._drivers.take_report(report)
+        elif isinstance(item, Launched | Ended):
+            self._drivers.take(item, now_s=now_s)
+        elif isinstance(item, Cleared):
+            self._clearing.discard((item.job, item.attempt))
+            self._gate.end_attempt((item.job, item.attempt), now_s=now_s)
+            self._drivers.take(item, now_s=now_s)
+        elif isinstance(item, Resident):
+            self._resident_bytes = item.resident_bytes
+        elif item is _STOP and not self._stopping:
+            logger.info("stopping: its drivers end first")
+            self._stopping = True
+            for driver in self._drivers.known.values():
+                self._drivers.terminate(driver)
+
+    def _end_attempts(self, now_s: float) -> None:
+        """Clear away attempts that are over, and fence those that hold on for too long."""
+        for key, grant in self._gate.overdue(now_s=now_s).items():
+            why = f"{grant.phase} held {grant.device} for more than {grant.bound_s:g} s"
+            self._drivers.fence(key, why=why)
+            if key[0] not in self._drivers.known:
+                self._clear(key)
+        if not self._heard:
+            return
+        for key in self._gate.strays():
+            driver = self._drivers.known.get(key[0])
+            if driver is None or driver.attempt != key[1]:
+                self._clear(key)
+
+    def _clear(self, key: Attempt) -> None:
+        if key in self._clearing:
+            return
+        self._clearing.add(key)
+
+        def run() -> None:
+            self._inbox.post(clear(self._site, key[0], key[1], run_dir=None))
+
+        threading.Thread(target=run, name=f"clear-{key[0]}", daemon=True).start()
+
+    def _save(self) -> None:
+        """A grant must be on record before its driver hears of it."""
+        now = (self._gate.generation, self._drivers.generation, self._gate.epoch)
+        if now != self._written:
+            saved_file.write(
+                self._path,
+                Saved(
+                    epoch=self._gate.epoch,
+                    positions=self._gate.positions,
+                    drivers=self._drivers.saved(),
+                ),
+            )
+            self._written = now
+
+    def _subscribe(self) -> None:
+        jobs = set(self._gate.orders) | set(self._drivers.known)
+        jobs |= {p.grant.job for p in self._gate.positions.values() if p.grant and not p.is_free}
+        wanted = {streams.driver_reports(job, self._node) for job in jobs}
+        wanted.add(streams.grants(self._group, self._node))
+        if wanted != self._subscribed:
+            # From the oldest kept: what a driver said while this node had no runner.
+            self._channel.subscribe(sorted(wanted), replay=True)
+            self._subscribed = wanted
+
+    def _send_permits(self, now_s: float) -> None:
+        attempts = {order.job: order.attempt for order in self._gate.orders.values()}
+        for driver in self._drivers.known.values():
+            if not driver.is_over:
+                attempts[driver.job] = driver.attempt
+        for job, attempt in attempts.items():
+            permits = Permits(
+                grants=self._gate.passed_on(job, attempt),
+                desired=self._desired(job, attempt),
+                acks=tuple(
+                    (source, number)
+                    for source, number in self._gate.acks.items()
+                    if source == f"{job}/{attempt}"
+                ),
+            )
+            before, sent_s = self._permits.get(job, (None, float("-inf")))
+            if permits != before or now_s - sent_s >= self._heartbeat_s:
+                self._channel.send(streams.permits(job, self._node), permits)
+                self._permits[job] = (permits, now_s)
+        self._permits = {job: sent for job, sent in self._permits.items() if job in attempts}
+
+    def _desired(self, job: str, attempt: int) -> str:
+        order = self._gate.orders.get(job)
+        driver = self._drivers.known.get(job)
+        if driver is None:
+            return "run"
+        if self._stopping or (self._heard and (order is None or order.attempt != attempt)):
+            return "stop"
+        return order.desired if order is not None else "run"
+
+    def _send_report(self, now_s: float) -> None:
+        driver_events = [
+            event
+            for driver in self._drivers.known.values()
+            for event in driver.events
+            if event.get("source_n", 0) > self._gate.acks.get(f"{driver.job}/{driver.attempt}", 0)
+        ]
+        report = NodeReport(
+            node=self._node,
+            runner=self._id,
+            epoch=self._gate.epoch,
+            devices=self._gate.reports(),
+            drivers=self._drivers.statuses(),
+            events=(*self._events, *driver_events),
+            resident_bytes=self._resident_bytes,
+        )
+        before, sent_s = self._reported
+        if report != before or now_s - sent_s >= self._heartbeat_s:
+            self._channel.send(streams.node_reports(self._group, self._node), report)
+            self._reported = (report, now_s)
+
+    def _drop_acked(self) -> None:
+        stored_n = self._gate.acks.get(self._id, 0)
+        self._events = [event for event in self._events if event["source_n"] > stored_n]
+
+    def _emit(
+        self,
+        kind: EventType,
+        *,
+        data: dict[str, Any],
+        job: str | None = None,
+        device: str | None = None,
+        iteration: int | None = None,
+    ) -> None:
+        self._event_n += 1
+        event = PhaseEvent(
+            type=kind,
+            at=self._clock.utc_now(),
+            at_s=self._clock.now_s(),
+            source=self._id,
+            source_n=self._event_n,
+            group_id=self._group,
+            job_id=None if job is None else JobId(job),
+            iteration=iteration,
+            node=self._node,
+            device=device,
+            data=data,
+        )
+        self._events.append(to_document(event))
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rmux.run.runner")
+    for name in ("--store", "--group", "--node", "--channel", "--run-dir", "--tag"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--heartbeat-s", type=float, default=0.5)
+    parser.add_argument("--stop-grace-s", type=float, default=8.0)
+    parser.add_argument("--lock-timeout-s", type=float, default=10.0)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

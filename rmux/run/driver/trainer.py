@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from rmux.cluster import DeviceId
 from rmux.errors import BackendError, StaleWeightsError, UserError, WorkerError
 from rmux.run.driver.engines import DriverConfig, Fleet, Sample, SyncReport, TrainReport
 from rmux.run.driver.ray_session import RaySession
+from rmux.run.workers import vllm_gate
+from rmux.run.workers.cache import WeightEntry
 from rmux.run.workers.train_batch import deal
-from rmux.run.workers.train_terms import Entry, RankReport, RankSettings
+from rmux.run.workers.train_terms import RankReport, RankSettings
 
-GAP_BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+GAP_BOUNDS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """Largest |trainer - sampled| log-probability of an on-policy token, nats, by rollout dtype.
 
-In float32 1e-6 is what two right engines differ by, one optimizer step of difference gives over
-1e-2. The others are the rounding of logits near 16; no stale weight hides below them for long.
+In float32 two right engines differ by 1e-6, by up to 2e-5 where a token is very unlikely; weights
+one iteration old by 0.02 in the mean and more in the maximum. The other two are the rounding of
+logits near 16, and so a check against gross errors only.
 """
 
 _START_S = 300.0
 _SYNC_S = 120.0
-_REFERENCE_TOKENS = 256
-_LONG_PROMPT_TOKENS = 160
-"""More than one block of the prefix cache, which hides stale entries from shorter prompts."""
 _FACTS = "trainer.json"
 
 
-class Cache(Protocol):
-    """What the trainer asks of the actor that holds a rollout node's host weight cache."""
-
-    begin: Any
-    """begin(version, manifest): make room for the blob and wait for it as `transfer_id(version)`"""
-    endpoint: Any
-    """endpoint() -> 'host:port#token'"""
-    commit: Any
-    """commit(version, checksum): all of it is there, checked, and is the newest version"""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class Reference(NamedTuple):
     """Fixed sequences and the trainer's log-probabilities of their tokens after the first."""
 
     version: int
@@ -52,15 +38,11 @@ class Reference:
     logprobs: tuple[tuple[float, ...], ...]
 
 
-def transfer_id(version: int) -> str:
-    """The name under which a cache waits for the weights of this version."""
-    return f"weights-{version}"
-
-
 class RayTrainer:
     """One `TrainRank` actor per train device. `prepare`, `init`, then phases in turn.
 
-    Weights are published from the parked ranks: nothing here but `step` needs a device.
+    `cache_handles` are the `HostWeightCache` actors, one per rollout node. Weights are published
+    from the parked ranks: nothing here but `init` and `step` needs a device.
     """
 
     def __init__(
@@ -72,7 +54,8 @@ class RayTrainer:
         """The version every rollout engine has, or gets at its next wake."""
         self._stepped = False
         self._ranks: list[Any] = []
-        self._manifest: tuple[Entry, ...] = ()
+        self._manifest: tuple[WeightEntry, ...] = ()
+        self._blob_bytes = 0
         self._versions: dict[str, str] = {}
         self._reference: Reference | None = None
         self._sequences: tuple[tuple[int, ...], ...] = ()
@@ -97,7 +80,9 @@ class RayTrainer:
         port = self._on_first("listen", timeout_s=_START_S)
         facts = self._on_all("init", port, timeout_s=_START_S)[0]
         self._manifest = self._on_first("manifest", timeout_s=_START_S)
-        self._sequences = _reference_sequences(self._config, vocabulary=int(facts["vocabulary"]))
+        last = self._manifest[-1]
+        self._blob_bytes = last.offset + last.num_bytes
+        self._sequences = vllm_gate.fixed_sequences(int(facts["vocabulary"]))
         self._refresh_reference()
         return time.monotonic() - begun_s
 
@@ -153,11 +138,17 @@ class RayTrainer:
         begun_s = time.monotonic()
         version = self.weights_version + 1 if self._stepped else self.weights_version
         get = self._session.get
-        get([c.begin.remote(version, self._manifest) for c in self.caches], timeout_s=_SYNC_S)
-        endpoints = get([c.endpoint.remote() for c in self.caches], timeout_s=_SYNC_S)
-        sent = self._on_all("send", endpoints, transfer_id(version), _SYNC_S, timeout_s=2 * _SYNC_S)
+        begun = [
+            cache.begin.remote(version, entries=self._manifest, num_bytes=self._blob_bytes)
+            for cache in self.caches
+        ]
+        ids = get(begun, timeout_s=_SYNC_S, what="begin of a weight cache")
+        endpoints = get([cache.endpoint.remote() for cache in self.caches], timeout_s=_SYNC_S)
+        targets = list(zip(endpoints, ids, strict=True))
+        sent = self._on_all("send", targets, _SYNC_S, timeout_s=2 * _SYNC_S)
         checksum = self._on_first("checksum", timeout_s=_SYNC_S)
-        get([c.commit.remote(version, checksum) for c in self.caches], timeout_s=_SYNC_S)
+        commits = [cache.commit.remote(version, checksum=checksum) for cache in self.caches]
+        get(commits, timeout_s=_SYNC_S, what="commit of a weight cache")
         self.weights_version, self._stepped = version, False
         return SyncReport(
             version=version,
@@ -178,7 +169,7 @@ class RayTrainer:
         facts = {
             "weights_version": self.weights_version,
             "stepped": self._stepped,
-            "reference": dataclasses.asdict(self.gate_reference()),
+            "reference": self.gate_reference()._asdict(),
         }
         path = folder / _FACTS
         path.write_text(json.dumps(facts))
@@ -269,16 +260,6 @@ def _check(config: DriverConfig) -> None:
             "from another distribution than the one that is trained",
             hint="write rollout.temperature above 0 and rollout.top_p = 1",
         )
-
-
-def _reference_sequences(config: DriverConfig, *, vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Random but fixed; together at least `_REFERENCE_TOKENS` tokens, each as long as fits."""
-    rollout = config.spec.rollout
-    # An engine that scores a prompt also has to sample one token after it.
-    longest = rollout.max_prompt_tokens + rollout.max_tokens - 1
-    length = max(2, min(longest, _LONG_PROMPT_TOKENS))
-    rng, count = random.Random(0), -(-_REFERENCE_TOKENS // length)
-    return tuple(tuple(rng.randrange(vocabulary) for _ in range(length)) for _ in range(count))
 
 
 def _report(reports: Sequence[RankReport]) -> TrainReport:

@@ -19,9 +19,10 @@ from rmux.errors import BackendError
 from rmux.run.workers.affinity import pin_threads, run_niced
 
 if TYPE_CHECKING:
+    from rmux.run.workers.cache import WeightEntry
     from rmux.run.workers.train_batch import MiniBatch
     from rmux.run.workers.train_engine import TrainEngine
-    from rmux.run.workers.train_terms import Entry, RankReport, RankSettings
+    from rmux.run.workers.train_terms import RankReport, RankSettings
 
 
 _ENVIRON = {
@@ -118,7 +119,7 @@ class TrainRank:
         with self._busy:
             return time.monotonic() - begun_s
 
-    def manifest(self) -> tuple[Entry, ...]:
+    def manifest(self) -> tuple[WeightEntry, ...]:
         """The tensors of the weights in the order of the blob that `send` writes."""
         return self._ready().state.entries()
 
@@ -130,8 +131,8 @@ class TrainRank:
             whole = self._ready().state.whole()
             return run_niced(lambda: xxhash.xxh3_128(whole.numpy()).hexdigest())
 
-    def send(self, endpoints: Sequence[str], transfer_id: str, deadline_s: float) -> int:
-        """Write this rank's part of the weights to each endpoint; returns bytes sent in all.
+    def send(self, targets: Sequence[tuple[str, str]], deadline_s: float) -> int:
+        """Write this rank's part of the weights to each (endpoint, transfer id); returns bytes.
 
         Runs in a thread at low priority. Errors as in `rmux.sync.transport.tcp.send`.
         """
@@ -142,7 +143,7 @@ class TrainRank:
             offset, part = self._ready().state.part()
             view, ends_s = memoryview(part.numpy()), time.monotonic() + deadline_s
             sent = 0
-            for text in endpoints:
+            for text, transfer_id in targets:
                 sent += send(
                     Endpoint.parse(text),
                     view,

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rmux.errors import BackendError
-from rmux.run.workers.train_terms import Entry
+from rmux.run.workers.cache import WeightEntry
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -50,24 +50,17 @@ class RankState:
                 code="backend.deepspeed",
             )
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[WeightEntry, ...]:
         """The blob's tensors, tied ones and persistent buffers included, in order, gapless."""
         names = {id(param): name for name, param in self._engine.module.named_parameters()}
         tensors = [(names[id(param)], param) for param in self._params] + self._extras()
         found, offset = [], 0
         for name, tensor in tensors:
-            num_bytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
             found.append(
-                Entry(
-                    name=name,
-                    dtype=dtype,
-                    shape=tuple(tensor.shape),
-                    offset=offset,
-                    num_bytes=num_bytes,
-                )
+                WeightEntry(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=offset)
             )
-            offset += num_bytes
+            offset += found[-1].num_bytes
         return tuple(found)
 
     def part(self) -> tuple[int, Tensor]:
@@ -133,7 +126,11 @@ class RankState:
     def _extras(self) -> list[tuple[str, Tensor]]:
         known = {name for name, _ in self._engine.module.named_parameters()}
         state = self._engine.module.state_dict()
-        return [(name, tensor.detach()) for name, tensor in state.items() if name not in known]
+        return [
+            (name, tensor.detach())
+            for name, tensor in state.items()
+            if name not in known and tensor.is_floating_point()
+        ]
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -32,14 +32,3 @@ class RankReport:
     grad_norm: float = 0.0
     clipped_tokens: float = 0.0
     divergence: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Where one tensor lies in the blob of all weights."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int

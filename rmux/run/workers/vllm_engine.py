@@ -1,0 +1,255 @@
+"""vLLM's synchronous engine as the step loop drives it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmux.errors import ConflictError, SpecError, UserError, WorkerError
+from rmux.run.driver.engines import Sampling
+from rmux.run.workers import cache
+from rmux.run.workers.step_loop import Delta
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    model_path: str
+    max_model_len: int
+    """Tokens of the longest prompt and response together."""
+    max_num_seqs: int
+    kv_cache_bytes: int
+    dtype: str = "float32"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One response to sample; `id` is never used twice."""
+
+    id: str
+    prompt: tuple[int, ...]
+    seed: int
+    sampling: Sampling
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """UserError for sampling whose log-probabilities a trainer could not reproduce.
+
+    Supported: any temperature (log-probabilities are those of the softmax at that temperature; 0 is
+    greedy, with those of temperature 1). Not supported: top_p below 1, whose truncated
+    distribution the trainer's log-softmax does not have.
+    """
+    if sampling.top_p != 1.0:
+        raise UserError(
+            f"top_p = {sampling.top_p:g} is not supported: its log-probabilities are over a "
+            "truncated vocabulary that the trainer cannot reproduce",
+            code="usage.sampling",
+            hint="use top_p = 1.0",
+        )
+    if sampling.temperature < 0 or sampling.max_tokens < 1:
+        raise UserError(
+            f"temperature {sampling.temperature:g} and max_tokens {sampling.max_tokens} must be at "
+            "least 0 and 1",
+            code="usage.sampling",
+        )
+
+
+class VllmEngine:
+    """Used on the loop's thread only."""
+
+    def __init__(self, config: Any, *, options: EngineOptions) -> None:
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.executor import Executor
+
+        self._options = options
+        self._names = checkpoint_names(Path(options.model_path))
+        self._engine = LLMEngine(
+            config, Executor.get_class(config), log_stats=False, multiprocess_mode=False
+        )
+        model = config.model_config.hf_config
+        self._tied = bool(getattr(model, "tie_word_embeddings", False))
+        stops = getattr(model, "eos_token_id", None)
+        self._stops = [stops] if isinstance(stops, int) else list(stops or ())
+        self._offsets: dict[str, int] = {}
+        self.version = 0
+
+    def has_work(self) -> bool:
+        return bool(self._offsets)
+
+    def step(self) -> Iterator[Delta]:
+        for output in self._engine.step():
+            part = output.outputs[0]
+            tokens = tuple(part.token_ids)
+            offset = self._offsets[output.request_id]
+            if output.finished:
+                del self._offsets[output.request_id]
+            else:
+                self._offsets[output.request_id] = offset + len(tokens)
+            yield Delta(
+                request_id=output.request_id,
+                offset=offset,
+                tokens=tokens,
+                logprobs=_sampled(part.logprobs, len(tokens)),
+                finish_reason=part.finish_reason if output.finished else "",
+            )
+
+    def add(self, requests: Sequence[Request]) -> int:
+        for request in requests:
+            check_sampling(request.sampling)
+            total = len(request.prompt) + request.sampling.max_tokens
+            if not request.prompt or total > self._options.max_model_len:
+                raise UserError(
+                    f"a prompt of {len(request.prompt)} tokens and a response of up to "
+                    f"{request.sampling.max_tokens} do not fit the engine's "
+                    f"{self._options.max_model_len}",
+                    code="usage.prompt",
+                )
+        for request in requests:
+            self._engine.add_request(
+                request.id, {"prompt_token_ids": list(request.prompt)}, self._params(request)
+            )
+            self._offsets[request.id] = 0
+        return self.version
+
+    def abort(self, ids: Sequence[str]) -> None:
+        known = [request_id for request_id in ids if request_id in self._offsets]
+        if known:
+            self._engine.abort_request(known)
+        for request_id in known:
+            del self._offsets[request_id]
+
+    def abort_all(self) -> int:
+        ids = list(self._offsets)
+        self.abort(ids)
+        return len(ids)
+
+    def refresh(self, files: cache.CacheFiles | None) -> bool:
+        """Load the cache's version unless it is the one loaded; clears the prefix cache always."""
+        if self._offsets:
+            raise ConflictError(f"{len(self._offsets)} requests are in flight")
+        current = None if files is None else cache.read_current(files)
+        wanted = current is not None and current.version != self.version
+        if wanted and files is not None:
+            weights, tensors = cache.open_tensors(files)
+            self._check_names(set(tensors))
+            runner = self._engine.model_executor.driver_worker.worker.model_runner
+            runner.reload_weights(weights_iterator=self._pairs(tensors))
+            self.version = weights.version
+        # Also without a reload: a phase must not depend on what earlier ones left behind.
+        self._clear_prefix_cache()
+        return wanted
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        from vllm import SamplingParams
+
+        if self._offsets:
+            raise ConflictError("cannot score while requests are in flight")
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True
+        )
+        for index, sequence in enumerate(sequences):
+            self._engine.add_request(f"score-{index}", {"prompt_token_ids": list(sequence)}, params)
+        found: dict[str, list[float]] = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    sequence = sequences[int(output.request_id.removeprefix("score-"))]
+                    rows = output.prompt_logprobs
+                    found[output.request_id] = [
+                        float(rows[at][token].logprob) for at, token in enumerate(sequence) if at
+                    ]
+        self._clear_prefix_cache()
+        return [found[f"score-{index}"] for index in range(len(sequences))]
+
+    def _pairs(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What the engine is given to load. The tied head is named although it is the embedding:
+        the engine keeps a repacked copy of it, which would stay at its old value (silently)."""
+        yield from tensors.items()
+        if self._tied and _HEAD not in tensors:
+            yield _HEAD, tensors[_EMBEDDING]
+
+    def _params(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seed=request.seed,
+            logprobs=0,
+            flat_logprobs=True,
+            ignore_eos=sampling.ignore_eos,
+            # Without a tokenizer the engine does not know the end of a sequence.
+            stop_token_ids=[] if sampling.ignore_eos else self._stops,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _check_names(self, offered: set[str]) -> None:
+        """A part of a fused layer alone would corrupt its rest, so the whole model or nothing."""
+        head = {_HEAD} if self._tied else set()
+        missing, unknown = self._names - offered - head, offered - self._names - head
+        if missing or unknown:
+            raise WorkerError(
+                f"the cached weights do not cover the model: {len(missing)} tensors missing, "
+                f"{len(unknown)} unknown, first {sorted(missing or unknown)[0]}",
+                code="sync.incomplete",
+            )
+
+    def _clear_prefix_cache(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise WorkerError("the engine did not reset its prefix cache", code="engine.prefix")
+
+
+def checkpoint_names(folder: Path) -> set[str]:
+    """Names of a checkpoint's tensors. SpecError when it is not in safetensors format."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return set(json.loads(index.read_text())["weight_map"])
+    try:
+        with (folder / "model.safetensors").open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            return set(json.loads(file.read(length))) - {"__metadata__"}
+    except (OSError, ValueError, struct.error) as error:
+        raise SpecError(
+            f"{folder} holds no model in safetensors format", hint="set model.path to one"
+        ) from error
+
+
+def configure(options: EngineOptions) -> Any:
+    """Import everything the engine will need and work out its configuration."""
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401 - the engine imports it, on the device's time
+    from vllm import EngineArgs
+
+    return EngineArgs(
+        model=options.model_path,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        kv_cache_memory_bytes=options.kv_cache_bytes,
+        seed=options.seed,
+        logprobs_mode="processed_logprobs",
+        distributed_executor_backend="uni",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+    ).create_engine_config()
+
+
+def _sampled(logprobs: Any, count: int) -> tuple[float, ...]:
+    """The sampled token's log-probability stands first at each position."""
+    if count == 0:
+        return ()
+    return tuple(logprobs.logprobs[start] for start in logprobs.start_indices)

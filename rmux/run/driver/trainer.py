@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ class RayTrainer:
         self._manifest = self._on_first("manifest", timeout_s=_START_S)
         last = self._manifest[-1]
         self._blob_bytes = last.offset + last.num_bytes
-        self._sequences = vllm_gate.fixed_sequences(int(facts["vocabulary"]))
+        self._sequences = _reference_sequences(self._config, vocabulary=int(facts["vocabulary"]))
         self._refresh_reference()
         return time.monotonic() - begun_s
 
@@ -260,6 +261,16 @@ def _check(config: DriverConfig) -> None:
             "from another distribution than the one that is trained",
             hint="write rollout.temperature above 0 and rollout.top_p = 1",
         )
+
+
+def _reference_sequences(config: DriverConfig, *, vocabulary: int) -> tuple[tuple[int, ...], ...]:
+    """Random but fixed, as many and as long as the sync gate demands."""
+    rollout = config.spec.rollout
+    # An engine that scores a prompt also has to sample one token after it.
+    longest = rollout.max_prompt_tokens + rollout.max_tokens - 1
+    length = max(2, min(longest, vllm_gate.LONG_PROMPT_TOKENS))
+    rng, count = random.Random(0), -(-vllm_gate.MIN_TOKENS // length)
+    return tuple(tuple(rng.randrange(vocabulary) for _ in range(length)) for _ in range(count))
 
 
 def _report(reports: Sequence[RankReport]) -> TrainReport:

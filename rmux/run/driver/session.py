@@ -33,8 +33,8 @@ Callback = Callable[[], Any]
 
 
 class Saver(Protocol):
-    def __call__(self, *, finished: int) -> int | None:
-        """Make the first `finished` iterations permanent; bytes written, None when not due."""
+    def __call__(self, *, finished: int, weight_version: int) -> int | None:
+        """Make the first `finished` iterations permanent; bytes written, None if not due."""
 
 
 class Cancelled(BaseException):
@@ -251,7 +251,8 @@ class Session:
     def _end_iteration(self) -> None:
         iteration, metrics = self.finished, self._metrics
         begun_s = self._clock.now_s()
-        size_bytes = self._save(finished=iteration + 1)
+        version = int(metrics.get("version", iteration + 1))
+        size_bytes = self._save(finished=iteration + 1, weight_version=version)
         ended_s = self._clock.now_s()
         if size_bytes is not None:
             self.link.emit(
@@ -266,7 +267,7 @@ class Session:
             data={
                 **metrics,
                 "finished": self.finished,
-                "weight_version": int(metrics.get("version", self.finished)),
+                "weight_version": version,
                 "iteration_s": ended_s - self._iteration_from_s,
             },
         )

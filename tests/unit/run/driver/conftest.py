@@ -87,7 +87,9 @@ class Gate:
         self.announce()
 
     def announce(self):
-        acks = ((f"{JOB}/{self.attempt}", max(self.events, default=0)),) if self.acks else ()
+        source = f"{JOB}/{self.attempt}"
+        stored = max((n for attempt, n in self.events if attempt == source), default=0)
+        acks = ((source, stored),) if self.acks else ()
         for name in ("r", "t"):
             grants = tuple(g for device, g in self.open.items() if device.startswith(name))
             permits = Permits(grants=grants, desired=self.desired, acks=acks)
@@ -100,10 +102,11 @@ class Gate:
             if not self.states or self.states[-1] != report.status.state:
                 self.states.append(report.status.state)
             for document in report.events:
-                self.events[document["source_n"]] = from_document(document)
+                self.events[document["source"], document["source_n"]] = from_document(document)
         return self.report
 
     def serve(self):
+        self._stop.clear()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

@@ -28,7 +28,7 @@ def read_config(path: Path) -> DriverConfig:
     """What `write_config` wrote. UserError when the file is missing or is not a driver's."""
     try:
         return typing.cast("DriverConfig", _build(DriverConfig, json.loads(path.read_text())))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is no driver configuration: {error}",
             hint="drivers are started by `rmux group up`",

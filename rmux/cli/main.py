@@ -55,6 +55,8 @@ def _run(args: list[str], session: Session) -> int:
         result = command_tree().main(
             args=args, prog_name="rmux", standalone_mode=False, obj=session
         )
+        if result == ExitCode.INTERRUPTED:  # Typer makes Ctrl-C a result
+            out.say("rmux: interrupted")
         return result if isinstance(result, int) else ExitCode.DONE
     except typer.TyperException as error:
         if failures.is_help(error):

@@ -79,6 +79,7 @@ class _Loop:
                 heartbeat_s=args.heartbeat_s,
                 gate_wait_s=args.gate_wait_s,
                 fence_floor_s=args.fence_floor_s,
+                stop_s=args.stop_s,
                 silent_s=max(6 * args.heartbeat_s, 1.0),
             ),
         )
@@ -185,6 +186,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lease-s", type=float, default=15.0)
     parser.add_argument("--gate-wait-s", type=float, default=10.0)
     parser.add_argument("--fence-floor-s", type=float, default=60.0)
+    parser.add_argument("--stop-s", type=float, default=15.0)
     parser.add_argument("--lock-timeout-s", type=float, default=10.0)
     return parser.parse_args(argv)
 

@@ -53,6 +53,8 @@ class GroupView:
     desired: str = "run"
     failures: Mapping[JobId, int] = field(default_factory=dict)
     """Attempts that failed before this controller took over."""
+    had_member: bool = False
+    """Whether any job ever was in the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ def _take_view(turn: Turn, view: GroupView) -> None:
                 members.adopt(turn, turn.runs[job_id])
         else:
             turn.change(known, view=member)
-    turn.set(had_member=turn.state.had_member or bool(wanted))
+    turn.set(had_member=turn.state.had_member or view.had_member or bool(wanted))
     if turn.rotation is not None:
         _turn_members(turn)
     sources = {gate.report.runner for gate in turn.gates.values()}

@@ -47,8 +47,13 @@ def read_group(store: Store, group_id: GroupId, *, failures: bool = False) -> Gr
                 counts[view.job.id] = sum(
                     event.data.get("code") == "job.restarting" for event in found
                 )
+        had_member = bool(views) or jobs.count(conn, group=group_id) > 0
     return GroupView(
-        members=tuple(views), nodes=group.nodes, desired=group.desired, failures=counts
+        members=tuple(views),
+        nodes=group.nodes,
+        desired=group.desired,
+        failures=counts,
+        had_member=had_member,
     )
 
 

@@ -1,0 +1,44 @@
+"""A parent of its own: python -m rmux.run.parent --group ID … (what `group up --detach` starts)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rmux.errors import RmuxError
+from rmux.run.parent import run
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="rmux.run.parent")
+    for name in ("--store", "--group", "--host", "--run-dir"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--redis")
+    parser.add_argument("--stay", action="store_true")
+    parser.add_argument("--heartbeat-s", type=float, default=0.5)
+    parser.add_argument("--lease-s", type=float, default=15.0)
+    parser.add_argument("--stop-timeout-s", type=float, default=30.0)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return run(
+            args.store,
+            args.group,
+            host=args.host,
+            run_dir=Path(args.run_dir),
+            redis_url=args.redis,
+            stay=args.stay,
+            heartbeat_s=args.heartbeat_s,
+            lease_s=args.lease_s,
+            stop_timeout_s=args.stop_timeout_s,
+        )
+    except RmuxError as error:
+        logging.getLogger("rmux").error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

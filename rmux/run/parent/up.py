@@ -1,0 +1,202 @@
+"""Bring a group up on this host and stay with it until it is done, down or interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rmux.clock import SystemClock, boot_id
+from rmux.errors import ConflictError, DeadlineError, UserError, WorkerError
+from rmux.events import EventType
+from rmux.run import processes, valkey
+from rmux.run.lease import HeldLease, is_dead
+from rmux.run.parent.children import Plan
+from rmux.run.parent.supervisor import Supervisor
+from rmux.store.engine import Store
+
+_SWEEP_GRACE_S = 10.0
+_UP_LEASE_S = 15.0
+
+
+def run(
+    store_url: str,
+    group_id: str,
+    *,
+    host: str,
+    run_dir: Path,
+    redis_url: str | None = None,
+    stay: bool = False,
+    foreground: bool = True,
+    heartbeat_s: float = 0.5,
+    lease_s: float = 15.0,
+    stop_timeout_s: float = 30.0,
+) -> int:
+    """Run the group's processes of this host; call from the main thread. Returns the exit status.
+
+    0 when every member ended, when the group was told to go down, or at once when the group is up
+    on this host already (`is_up` tells beforehand); 130 and 143 after SIGINT and SIGTERM, 137 when
+    the stop had to be forced. NotFoundError without such a group, UserError when it spans hosts
+    and no `redis_url` is given.
+    """
+    with _opened(store_url) as store:
+        _check_hosts(store, group_id, host=host, redis_url=redis_url)
+        tag = group_tag(store_url, group_id, host=host)
+        try:
+            lease = HeldLease.take(store, _lease_name(group_id, host), host=host, ttl_s=_UP_LEASE_S)
+        except ConflictError:
+            return 0
+        try:
+            _clear(tag)
+            _want_up(store, group_id)
+            plan = Plan(
+                store_url=store_url,
+                group=group_id,
+                host=host,
+                tag=tag,
+                channel_url=redis_url or valkey.socket_url(tag),
+                run_dir=run_dir,
+                stay=stay,
+                heartbeat_s=heartbeat_s,
+                lease_s=lease_s,
+                stop_s=stop_timeout_s / 2,
+            )
+            supervisor = Supervisor(
+                store,
+                plan,
+                lease,
+                embedded=redis_url is None,
+                foreground=foreground,
+                stop_timeout_s=stop_timeout_s,
+            )
+            try:
+                return supervisor.run()
+            finally:
+                _clear(tag, grace_s=1.0)
+        finally:
+            lease.release()
+
+
+def is_up(store_url: str, group_id: str, *, host: str) -> bool:
+    """Whether a living parent serves the group on this host."""
+    from rmux.store import leases
+
+    with _opened(store_url) as store, store.read() as conn:
+        now_s = SystemClock().now_s()
+        name = _lease_name(group_id, host)
+        found = leases.live(conn, name, now_s=now_s, boot_id=boot_id())
+    return found is not None and not is_dead(found.owner, host=host)
+
+
+def detach(
+    store_url: str,
+    group_id: str,
+    *,
+    host: str,
+    run_dir: Path,
+    redis_url: str | None = None,
+    stay: bool = False,
+    heartbeat_s: float = 0.5,
+    timeout_s: float = 30.0,
+) -> bool:
+    """Start the parent in its own session and return when the group is ready; False when it was up
+    already. DeadlineError after `timeout_s`, WorkerError when it ended before that."""
+    from rmux.store import events
+
+    if is_up(store_url, group_id, host=host):
+        return False
+    with _opened(store_url) as store:
+        with store.read() as conn:
+            seq = events.last_seq(conn, group_id)
+        args = ["--store", store_url, "--group", group_id, "--host", host]
+        args += ["--run-dir", str(run_dir), "--heartbeat-s", str(heartbeat_s)]
+        args += ["--redis", redis_url] if redis_url else []
+        args += ["--stay"] if stay else []
+        log = run_dir / group_id / "up.log"
+        tag = group_tag(store_url, group_id, host=host)
+        child = processes.spawn(
+            processes.module_argv("rmux.run.parent", *args),
+            environ={**os.environ, processes.TAG_VARIABLE: tag},
+            log=log,
+        )
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            with store.read() as conn:
+                found = events.read(
+                    conn, group=group_id, types=[EventType.CONTROLLER], after_seq=seq
+                )
+            if any(event.data.get("change") == "ready" for event in found):
+                return True
+            status = child.poll()
+            if status == 0:
+                return True
+            if status is not None:
+                raise WorkerError(
+                    f"the group ended with status {status} before it was ready",
+                    details={"stderr": processes.last_lines(log)},
+                    hint=f"look at {log}",
+                )
+            time.sleep(0.05)
+    raise DeadlineError(f"group {group_id} was not ready within {timeout_s:g} s", hint=f"see {log}")
+
+
+def sweep(store_url: str, group_id: str, *, host: str) -> int:
+    """End whatever a dead run of the group left on this host: processes, sockets, shared memory.
+
+    Returns how many processes there were. ConflictError while the group is up.
+    """
+    if is_up(store_url, group_id, host=host):
+        raise ConflictError(f"group {group_id} is up on {host}", hint=f"rmux group down {group_id}")
+    return _clear(group_tag(store_url, group_id, host=host))
+
+
+def group_tag(store_url: str, group_id: str, *, host: str) -> str:
+    """Run tag of everything a group runs on a host: the same in every run, and short."""
+    text = f"{store_url}\n{group_id}\n{host}"
+    return "rx" + hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _clear(tag: str, *, grace_s: float = _SWEEP_GRACE_S) -> int:
+    count = processes.sweep(tag, grace_s=grace_s)
+    processes.remove_shared_memory(tag)
+    shutil.rmtree(valkey.temp_folder(tag), ignore_errors=True)
+    return count
+
+
+@contextlib.contextmanager
+def _opened(store_url: str) -> Iterator[Store]:
+    store = Store.open(store_url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _check_hosts(store: Store, group_id: str, *, host: str, redis_url: str | None) -> None:
+    from rmux.store import groups, pools
+
+    with store.read() as conn:
+        group = groups.get(conn, group_id)
+        cluster = pools.load(conn)
+    hosts = {cluster.node(node).host for node in group.nodes}
+    if redis_url is None and len(hosts | {host}) > 1:
+        raise UserError(
+            f"group {group_id} spans the hosts {', '.join(sorted(hosts | {host}))}",
+            code="channel.needed",
+            hint="configure a redis_url that all of them reach",
+        )
+
+
+def _want_up(store: Store, group_id: str) -> None:
+    from rmux.store import groups
+
+    with store.write() as conn:
+        groups.set_desired(conn, group_id, "run")
+
+
+def _lease_name(group_id: str, host: str) -> str:
+    return f"up:{group_id}:{host}"

@@ -102,14 +102,7 @@ def period_of(loops: Sequence[Loop], *, order: Sequence[JobId] | None = None) ->
 def largest_term(loops: Sequence[Loop]) -> Period:
     """The largest job loop or device load: a lower bound, and often exact."""
     longest = max(loops, key=lambda loop: loop.solo_s)
-    terms = [(longest.solo_s, Term.CYCLE, str(longest.job_id))]
-    for term, loads in (
-        (Term.ROLLOUT_LOAD, device_loads_s((loop.rollout, loop.rollout_s) for loop in loops)),
-        (Term.TRAIN_LOAD, device_loads_s((loop.train, loop.train_s) for loop in loops)),
-    ):
-        if loads:
-            device = max(sorted(loads), key=lambda key: loads[key])
-            terms.append((loads[device], term, str(device)))
+    terms = [(longest.solo_s, Term.CYCLE, str(longest.job_id)), *_load_terms(loops)]
     value_s, term, subject = max(terms, key=lambda item: item[0])
     return Period(
         period_s=value_s,
@@ -118,6 +111,21 @@ def largest_term(loops: Sequence[Loop]) -> Period:
         binding_s=value_s,
         order=tuple(loop.job_id for loop in loops),
     )
+
+
+def largest_load_s(loops: Sequence[Loop]) -> float:
+    """Seconds per round on the busiest device of either pool."""
+    return max(value_s for value_s, _, _ in _load_terms(loops))
+
+
+def _load_terms(loops: Sequence[Loop]) -> Iterator[tuple[float, Term, str]]:
+    for term, loads in (
+        (Term.ROLLOUT_LOAD, device_loads_s((loop.rollout, loop.rollout_s) for loop in loops)),
+        (Term.TRAIN_LOAD, device_loads_s((loop.train, loop.train_s) for loop in loops)),
+    ):
+        if loads:
+            device = max(sorted(loads), key=lambda key: loads[key])
+            yield loads[device], term, str(device)
 
 
 def device_loads_s(uses: Iterable[tuple[frozenset[DeviceId], float]]) -> dict[DeviceId, float]:

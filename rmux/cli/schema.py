@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -19,12 +21,16 @@ app = typer.Typer(help="List and print the schemas of JSON documents.")
 
 
 class SchemaItem(Record):
+    """One schema: its name and what it describes."""
+
     schema_: Literal["rmux.schema/v1"] = named("rmux.schema/v1")
     name: str
     title: str
 
 
 class SchemaList(Document):
+    """Every schema."""
+
     schema_: Literal["rmux.schema_list/v1"] = named("rmux.schema_list/v1")
     items: tuple[SchemaItem, ...]
 
@@ -34,7 +40,7 @@ def ls(ctx: typer.Context) -> None:
     """List the schemas."""
     out = session(ctx).out
     items = tuple(
-        SchemaItem(name=name, title=_title(cls)) for name, cls in sorted(_classes().items())
+        SchemaItem(name=name, title=_title(cls)) for name, cls in sorted(loaded_classes().items())
     )
     out.emit(
         SchemaList(items=items),
@@ -50,7 +56,7 @@ def show(
 ) -> None:
     """Print one JSON Schema."""
     out = session(ctx).out
-    classes = _classes()
+    classes = loaded_classes()
     full = name if "/" in name else f"rmux.{name}/v1"
     if full not in classes:
         meant = nearest(full, classes)
@@ -67,15 +73,19 @@ def json_schema(cls: type[Record]) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _classes() -> dict[str, type[Record]]:
+def loaded_classes() -> dict[str, type[Record]]:
+    """Every named document and item of every command, by schema name."""
     from rmux.cli.mounts import MOUNTS
 
-    for mount in MOUNTS.values():
-        for module in mount.modules:
-            importlib.import_module(f"rmux.cli.{module}")
+    modules = {module for mount in MOUNTS.values() for module in mount.modules}
+    modules |= {path.stem for path in Path(__file__).parent.glob("documents_*.py")}
+    for module in modules:
+        importlib.import_module(f"rmux.cli.{module}")
     return {str(documents.schema_name(cls)): cls for cls in documents.record_classes()}
 
 
 def _title(cls: type[Record]) -> str:
-    own = cls.__dict__.get("__doc__") or ""
-    return own.strip().splitlines()[0] if own.strip() else cls.__name__
+    """The first line of the class's docstring, else its name in words."""
+    own = (cls.__dict__.get("__doc__") or "").strip()
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).capitalize()
+    return own.splitlines()[0] if own else f"{words}."

@@ -1,0 +1,252 @@
+"""Placement on the store: read one consistent state, decide, write guarded by its revision.
+
+Somebody else who changes pools, groups or placements in between makes the write stale: then all is
+read and decided again, a few times. Killed between reading and writing, nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rmux.errors import ConflictError, InfeasibleError, NotFoundError
+from rmux.estimate import JobProfile
+from rmux.group import Assignment, ClusterState
+from rmux.ids import GroupId, IdSource, JobId
+from rmux.job import Job, JobSpec, JobState
+from rmux.place.admit import admit
+from rmux.place.decision import Decision
+from rmux.place.settle import founded_by, settle
+from rmux.store import groups, jobs, profiles, state
+from rmux.store.engine import Conn, Store
+
+ATTEMPTS = 8
+"""Times a decision is made again after others changed the store meanwhile."""
+
+UNNAMED = JobId("j-new")
+"""The job of a plan that no job stands behind yet."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job as stored and what was decided; a job that was there already has no decision."""
+
+    job: Job
+    created: bool
+    decision: Decision | None
+
+
+def plan(
+    store: Store,
+    spec: JobSpec,
+    profile: JobProfile,
+    *,
+    rule: str = "interval",
+    margin: float = 0.0,
+    group: GroupId | None = None,
+) -> Decision:
+    """Where the job would go now. Writes nothing."""
+    with store.read() as conn:
+        now = state.load(conn)
+    return admit(
+        now, spec=spec, profile=profile, job_id=UNNAMED, rule=rule, margin=margin, group=group
+    )
+
+
+def place_job(
+    store: Store, job_id: JobId, *, ids: IdSource, rule: str = "interval", margin: float = 0.0
+) -> Decision:
+    """Place one pending job, or write down why it has to wait.
+
+    ConflictError when the job is not pending, or when others kept changing the store.
+    """
+
+    def attempt() -> Decision:
+        with store.read() as conn:
+            now, job, profile = state.load(conn), *_pending(conn, job_id)
+        decision = admit(
+            now, spec=job.spec, profile=profile, job_id=job_id, rule=rule, margin=margin
+        )
+        with store.write() as conn:
+            _write(conn, [decision], now, ids)
+        return decision
+
+    return _until_fresh(attempt)
+
+
+def settle_pending(
+    store: Store, *, ids: IdSource, rule: str = "interval", margin: float = 0.0
+) -> tuple[Decision, ...]:
+    """Place what can be placed of the pending jobs, oldest first, in one transaction.
+
+    ConflictError when others kept changing the store.
+    """
+
+    def attempt() -> tuple[Decision, ...]:
+        with store.read() as conn:
+            now = state.load(conn)
+        decisions = settle(now, rule=rule, margin=margin)
+        told = {one.job.id: one.job.reason for one in now.pending}
+        news = [one for one in decisions if one.admitted or one.reason != told[one.job_id]]
+        if news:
+            with store.write() as conn:
+                _write(conn, news, now, ids)
+        return decisions
+
+    return _until_fresh(attempt)
+
+
+def submit(
+    store: Store,
+    job: Job,
+    profile: JobProfile,
+    *,
+    ids: IdSource,
+    rule: str = "interval",
+    margin: float = 0.0,
+    by_name: bool = False,
+) -> Submission:
+    """Store a new job and place it, both in one transaction.
+
+    A job of the same id, or with `by_name` an unfinished one of the same name, is returned as it
+    stands when its spec is the same. ConflictError when it is not, or when others kept changing
+    the store; InfeasibleError, with nothing stored, when the job could never be placed.
+    """
+    job = replace(job, profile_id=profile.id)
+
+    def attempt() -> Submission:
+        with store.read() as conn:
+            known = _known(conn, job, by_name=by_name)
+            now = state.load(conn)
+        if known is not None:
+            return Submission(job=known, created=False, decision=None)
+        decision = admit(
+            now, spec=job.spec, profile=profile, job_id=job.id, rule=rule, margin=margin
+        )
+        if decision.never_fits:
+            raise infeasible(job.spec, decision)
+        with store.write() as conn:
+            if _known(conn, job, by_name=by_name) is not None:
+                raise _stale()
+            _check_revision(conn, now)
+            jobs.insert(conn, job)
+            _apply(conn, [decision], ids)
+            return Submission(job=jobs.get(conn, job.id), created=True, decision=decision)
+
+    return _until_fresh(attempt)
+
+
+def infeasible(spec: JobSpec, decision: Decision) -> InfeasibleError:
+    """The error for a job that no cluster state would admit, or none does now."""
+    return InfeasibleError(
+        f"no placement for {spec.name}: {decision.reason.message}",
+        hint="rmux place SPEC --explain",
+        code="place.infeasible",
+        details={"reason": decision.reason.code, "never_fits": decision.never_fits},
+    )
+
+
+def differences(ours: JobSpec, theirs: JobSpec) -> list[str]:
+    """'rollout.max_tokens: 256 here, 128 there' for every key that differs but the name."""
+    return list(_differences(ours, theirs, ""))
+
+
+def _differences(ours: object, theirs: object, prefix: str) -> Sequence[str]:
+    found: list[str] = []
+    for name in getattr(ours, "__dataclass_fields__", {}):
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here == there or prefix + name == "name":
+            continue
+        if hasattr(here, "__dataclass_fields__"):
+            found += _differences(here, there, f"{prefix}{name}.")
+        else:
+            found.append(f"{prefix}{name}: {here!r} here, {there!r} there")
+    return found
+
+
+def _known(conn: Conn, job: Job, *, by_name: bool) -> Job | None:
+    """The stored job that this one repeats. ConflictError when it is another one."""
+    try:
+        known: Job | None = jobs.get(conn, job.id)
+    except NotFoundError:
+        known = None
+    if known is None and by_name:
+        named = jobs.by_name(conn, job.spec.name)
+        known = named if named is not None and not named.state.is_terminal else None
+    if known is None:
+        return None
+    if known.spec_hash != job.spec_hash:
+        differing = differences(job.spec, known.spec)
+        raise ConflictError(
+            f"job {known.id} ({known.spec.name}) exists with another spec: "
+            + "; ".join(differing[:4]),
+            hint="submit it under another --name, or cancel that job first",
+            code="job.exists",
+            details={"job": known.id, "differences": differing},
+        )
+    return known
+
+
+def _pending(conn: Conn, job_id: JobId) -> tuple[Job, JobProfile]:
+    job = jobs.get(conn, job_id)
+    if job.state is not JobState.PENDING:
+        raise ConflictError(f"job {job_id} is {job.state}, not pending")
+    if job.profile_id is None:
+        raise ConflictError(f"job {job_id} has no profile yet", hint="rmux profile SPEC")
+    return job, profiles.get(conn, job.profile_id)
+
+
+def _write(conn: Conn, decisions: Sequence[Decision], now: ClusterState, ids: IdSource) -> None:
+    _check_revision(conn, now)
+    for decision in decisions:
+        job = jobs.get(conn, decision.job_id)
+        if job.state is not JobState.PENDING or job.desired != "run":
+            raise _stale()
+    _apply(conn, decisions, ids)
+
+
+def _apply(conn: Conn, decisions: Sequence[Decision], ids: IdSource) -> None:
+    """Carry out decisions made one upon the other, in a transaction that holds the write lock."""
+    named: dict[GroupId, GroupId] = {}
+    for decision in decisions:
+        if decision.assignment is None:
+            jobs.set_state(conn, decision.job_id, JobState.PENDING, reason=decision.reason)
+            continue
+        assignment = _with_real_group(decision.assignment, named)
+        named[founded_by(decision.job_id)] = groups.apply(
+            conn,
+            assignment,
+            expected_revision=groups.revision(conn),
+            group_id=GroupId(ids("g")),
+        )
+
+
+def _with_real_group(assignment: Assignment, named: dict[GroupId, GroupId]) -> Assignment:
+    group_id = assignment.group_id
+    if group_id is None:
+        return assignment
+    return replace(assignment, group_id=named.get(group_id, group_id))
+
+
+def _check_revision(conn: Conn, now: ClusterState) -> None:
+    if groups.revision(conn) != now.revision:
+        raise _stale()
+
+
+def _stale() -> ConflictError:
+    return ConflictError(
+        "the store changed since the decision was made", code="store.stale", hint="try again"
+    )
+
+
+def _until_fresh(attempt: Callable[[], _T]) -> _T:
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            return attempt()
+        except ConflictError as error:
+            if error.code != "store.stale" or not left:
+                raise
+    raise _stale()

@@ -66,6 +66,8 @@ class Session:
         self._current: Phase | None = None
         self._iteration_from_s = 0.0
         self._metrics: dict[str, float] = {}
+        self._version: int | None = None
+        """Weights that this iteration's sync sent, where it says so."""
         self._progress_s = float("-inf")
         self._progress_lock = threading.Lock()
 
@@ -233,6 +235,8 @@ class Session:
         finally:
             self._current = None
         metrics = self._collect(result)
+        if phase is Phase.SYNC and "version" in metrics:
+            self._version = int(metrics["version"])
         ended_s = self._clock.now_s()
         self.link.emit(
             EventType.PHASE_END,
@@ -251,7 +255,7 @@ class Session:
     def _end_iteration(self) -> None:
         iteration, metrics = self.finished, self._metrics
         begun_s = self._clock.now_s()
-        version = int(metrics.get("version", iteration + 1))
+        version = iteration + 1 if self._version is None else self._version
         size_bytes = self._save(finished=iteration + 1, weight_version=version)
         ended_s = self._clock.now_s()
         if size_bytes is not None:
@@ -260,7 +264,8 @@ class Session:
                 iteration=iteration,
                 data={"seconds": ended_s - begun_s, "bytes": size_bytes},
             )
-        self.finished, self._metrics, self._last = iteration + 1, {}, Phase.SYNC
+        self.finished, self._metrics, self._version = iteration + 1, {}, None
+        self._last = Phase.SYNC
         self.link.emit(
             EventType.ITERATION_END,
             iteration=iteration,

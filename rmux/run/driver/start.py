@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from rmux.clock import SystemClock
@@ -45,33 +46,40 @@ def init_pools(config: DriverConfig, link: Link, engines: Engines, *, iteration:
         found = link.await_grants(tuple(pools.values()), timeout_s=config.heartbeat_s)
         if found is not None:
             grants, granted_s = found
-            devices = tuple(grant.device for grant in grants)
-            kind = next(kind for kind, wanted in pools.items() if wanted == devices)
-            waited_s = max(0.0, granted_s - wanted_s)
-            _init_pool(kind, grants, link, engines, iteration=iteration, wait_s=waited_s)
+            kind = next(k for k, wanted in pools.items() if wanted[0] == grants[0].device)
+            _init_pool(
+                _InitTurn(kind=kind, grants=grants, wanted_s=wanted_s, granted_s=granted_s),
+                link,
+                engines,
+                iteration=iteration,
+            )
             del pools[kind]
 
 
-def _init_pool(
-    kind: PoolKind,
-    grants: tuple[Grant, ...],
-    link: Link,
-    engines: Engines,
-    *,
-    iteration: int,
-    wait_s: float,
-) -> None:
-    facts = {
-        "pool": str(kind),
-        "devices": [grant.device for grant in grants],
-        "epoch": grants[-1].epoch,
-        "seq": grants[-1].seq,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InitTurn:
+    kind: PoolKind
+    grants: tuple[Grant, ...]
+    wanted_s: float
+    granted_s: float
+
+
+def _init_pool(turn: _InitTurn, link: Link, engines: Engines, *, iteration: int) -> None:
+    clock = SystemClock()
+    devices = [grant.device for grant in turn.grants]
+    newest = max(turn.grants, key=lambda grant: grant.order)
+    where: Any = {"iteration": iteration, "phase": Phase.INIT, "device": devices[0]}
+    facts = {"pool": str(turn.kind), "devices": devices, "epoch": newest.epoch, "seq": newest.seq}
+    begun_s = clock.now_s()
+    start = {
+        "wait_s": max(0.0, turn.granted_s - turn.wanted_s),
+        "switch_s": 0.0,
+        "overhead_s": begun_s - turn.granted_s,
     }
-    where: Any = {"iteration": iteration, "phase": Phase.INIT, "device": grants[0].device}
-    start = {**facts, "wait_s": wait_s, "switch_s": 0.0, "overhead_s": 0.0}
-    link.emit(EventType.PHASE_START, **where, data=start)
-    init_s = engines.init(kind)
-    devices = [DeviceId.parse(grant.device) for grant in grants]
-    link.parked(grants, pids={str(device): engines.pids(device) for device in devices})
-    end = {**facts, "run_s": init_s, "park_s": 0.0, "overhead_s": 0.0}
-    link.emit(EventType.PHASE_END, **where, data=end)
+    link.emit(EventType.PHASE_START, **where, at_s=begun_s, data={**facts, **start})
+    init_s = engines.init(turn.kind)
+    ended_s = clock.now_s()
+    link.parked(turn.grants, pids={d: engines.pids(DeviceId.parse(d)) for d in devices})
+    overhead_s = clock.now_s() - turn.granted_s - init_s
+    end = {"run_s": init_s, "park_s": 0.0, "overhead_s": overhead_s}
+    link.emit(EventType.PHASE_END, **where, at_s=ended_s, data={**facts, **end})

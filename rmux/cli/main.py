@@ -46,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
         except PipeClosed:
             code = ExitCode.DONE
             _discard(out)
+        finally:
+            session.close()
         return int(code)
 
 

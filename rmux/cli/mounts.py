@@ -33,6 +33,7 @@ MOUNTS: dict[str, Mount] = {
     "store": Mount("Make, migrate, back up and inspect the store.", ("store",)),
     "config": Mount("Show the settings and where each comes from.", ("config",)),
     "doctor": Mount("Check this host: store, engines, memory, cores.", ("doctor",)),
+    "completion": Mount("Print the completion script of a shell.", ("completion",)),
     "schema": Mount("List and print the schemas of JSON documents.", ("schema",)),
 }
 MOUNTS = {

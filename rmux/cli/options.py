@@ -36,6 +36,7 @@ class Session:
         self.flags: dict[str, Any] = {}
         self.debug = False
         self._settings: Settings | None = None
+        self._log: logging.Handler | None = None
 
     @property
     def settings(self) -> Settings:
@@ -50,13 +51,19 @@ class Session:
             return
         settings = self.settings
         self.out.color = settings.color
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=settings.log_level.upper(),
-            format="%(levelname)s %(name)s: %(message)s",
-        )
+        self._log = logging.StreamHandler(self.out.stderr)
+        self._log.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        self._log.setLevel(settings.log_level.upper())
+        logging.getLogger().addHandler(self._log)
+        if settings.log_level in ("info", "debug"):
+            logging.getLogger("rmux").setLevel(settings.log_level.upper())
         if settings.timeout_s is not None and threading.current_thread() is threading.main_thread():
             signal.setitimer(signal.ITIMER_REAL, settings.timeout_s)
+
+    def close(self) -> None:
+        """Take the logging down again: one process may run many command lines."""
+        if self._log is not None:
+            logging.getLogger().removeHandler(self._log)
 
     def confirm(self, consequence: str) -> None:
         """Go on only if the user agrees to 'would stop 3 running jobs'.

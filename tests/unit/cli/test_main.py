@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import signal
 import time
@@ -256,3 +257,25 @@ def test_completions_are_answered(spawn):
         env={"_RMUX_COMPLETE": "complete_bash", "COMP_WORDS": "rmux conf", "COMP_CWORD": "1"}
     )
     assert (done.returncode, done.stdout.strip()) == (0, "config")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_a_shell_is_printed(run, shell):
+    code, out, err = run("completion", shell)
+    assert (code, err) == (0, "")
+    assert "_RMUX_COMPLETE" in out
+    assert f"complete_{shell}" in out
+
+
+def test_logs_go_to_stderr_as_loud_as_asked(mount, run):
+    def body(ctx):
+        session(ctx)
+        for level in ("debug", "info", "warning"):
+            getattr(logging.getLogger("rmux.test"), level)("said at %s", level)
+
+    mount(body)
+    handlers = list(logging.getLogger().handlers)
+    assert run("try", "it")[2] == "WARNING rmux.test: said at warning\n"
+    assert run("try", "it", "-v")[2].count("said at") == 2
+    assert run("try", "it", "-vv")[2].count("said at") == 3
+    assert logging.getLogger().handlers == handlers

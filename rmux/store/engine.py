@@ -61,7 +61,7 @@ class Store:
         """
         from rmux.store.migrate import migrate
 
-        store = cls._unchecked(url, lock_timeout_s=lock_timeout_s, create=True)
+        store = cls.unchecked(url, lock_timeout_s=lock_timeout_s, create=True)
         try:
             migrate(store)
         except BaseException:
@@ -76,7 +76,7 @@ class Store:
         StoreMissingError when there is none, StoreVersionError when its schema is older or newer,
         UnreachableError when it is locked or does not answer.
         """
-        store = cls._unchecked(url, lock_timeout_s=lock_timeout_s, create=False)
+        store = cls.unchecked(url, lock_timeout_s=lock_timeout_s, create=False)
         try:
             check_version(*store.version())
         except BaseException:
@@ -85,7 +85,20 @@ class Store:
         return store
 
     @classmethod
-    def _unchecked(cls, url: str, *, lock_timeout_s: float, create: bool) -> Store:
+    def schema_of(cls, url: str, *, lock_timeout_s: float = 10.0) -> str | None:
+        """The schema of whatever lies at `url`; None when there is no store yet."""
+        try:
+            store = cls.unchecked(url, lock_timeout_s=lock_timeout_s, create=False)
+        except StoreMissingError:
+            return None
+        try:
+            return store.version()[0]
+        finally:
+            store.close()
+
+    @classmethod
+    def unchecked(cls, url: str, *, lock_timeout_s: float, create: bool) -> Store:
+        """A store of whatever schema, for those who are about to look at it or change it."""
         parsed = _parse(url)
         if parsed.get_backend_name() == "sqlite":
             path = Path(parsed.database or "")
@@ -123,13 +136,16 @@ class Store:
             yield conn
 
     @contextmanager
-    def write(self) -> Iterator[Conn]:
+    def write(self, *, dry_run: bool = False) -> Iterator[Conn]:
         """The write lock from the first statement; commits on leaving, rolls back on an error.
 
-        UnreachableError (`store.locked`) when the lock is not free within the lock timeout.
+        With `dry_run` it rolls back anyway. UnreachableError (`store.locked`) when the lock is
+        not free within the lock timeout.
         """
         with self._transaction(write=True) as conn:
             yield conn
+            if dry_run:
+                conn.rollback()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -139,8 +155,9 @@ class Store:
         try:
             with self.engine.connect() as plain:
                 conn = plain.execution_options(rmux_write=write)
-                with conn.begin():
-                    yield conn
+                conn.begin()
+                yield conn
+                conn.commit()
         except DBAPIError as error:
             raise self._translated(error) from error
 

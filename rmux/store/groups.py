@@ -37,6 +37,8 @@ def apply(
     """
     stored_revision.bump(conn, expected=expected_revision)
     job = stored_jobs.get(conn, assignment.job_id)
+    if job.profile_id is None:
+        raise ConflictError(f"job {job.id} has no profile to be placed by", code="group.no-profile")
     target = assignment.group_id or group_id
     _raise_rotation(conn, target, create=assignment.group_id is None)
     _remove_nodes(conn, target, assignment.removed_nodes)

@@ -16,7 +16,8 @@ from rmux.store.engine import Conn
 from rmux.store.revision import bump
 from rmux.store.schema import jobs
 
-TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
+ENDED = frozenset(state for state in JobState if state.is_terminal)
+TERMINAL = tuple(state.value for state in ENDED)
 MIN_PREFIX = 6
 """Characters of an id, after its kind, that a person may shorten it to."""
 

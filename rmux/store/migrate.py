@@ -32,7 +32,7 @@ def migrate(store: Store) -> tuple[str | None, str]:
 
 def open_for_migration(url: str, *, lock_timeout_s: float = 10.0) -> Store:
     """An existing store of any schema; StoreMissingError when there is none."""
-    store = Store._unchecked(url, lock_timeout_s=lock_timeout_s, create=False)
+    store = Store.unchecked(url, lock_timeout_s=lock_timeout_s, create=False)
     if store.version()[0] is None:
         store.close()
         raise StoreMissingError("the database has no rmux tables yet", hint="rmux store init")

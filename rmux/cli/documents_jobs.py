@@ -1,0 +1,162 @@
+"""JSON documents about jobs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rmux.cli.documents import Document, Instant, Part, Record, named
+
+
+class ReasonPart(Part):
+    code: str
+    message: str
+
+
+class SloPart(Part):
+    max_slowdown: float
+
+
+class PhasePart(Part):
+    name: str
+    state: str
+
+
+class RewardPart(Part):
+    first: float | None
+    last: float | None
+
+
+class SlowdownPart(Part):
+    """`now`: period ÷ the part of it the job did not wait for others; `planned`: ÷ the plan."""
+
+    now: float | None
+    planned: float | None
+    period_s: float | None
+    """Median of the last iterations, seconds."""
+
+
+class JobFields(Part):
+    """A job, its state in lower case; null means not known or not begun."""
+
+    id: str
+    name: str
+    state: str
+    observed_at: Instant
+    reason: ReasonPart
+    group: str | None
+    user: str
+    labels: dict[str, str]
+    slo: SloPart
+    iteration: int
+    iterations: int
+    phase: PhasePart | None
+    slowdown: SlowdownPart
+    reward: RewardPart
+    spec_hash: str
+    profile: str | None
+    attempt: int
+    desired: str
+    error: str
+    run_dir: str
+    created_at: Instant
+    started_at: Instant | None
+    ended_at: Instant | None
+
+
+class JobRecord(JobFields, Record):
+    """One job of a list."""
+
+    schema_: Literal["rmux.job/v1"] = named("rmux.job/v1")
+
+
+class JobDocument(JobFields, Document):
+    """One job."""
+
+    schema_: Literal["rmux.job/v1"] = named("rmux.job/v1")
+
+
+class JobList(Document):
+    """Jobs, oldest first."""
+
+    schema_: Literal["rmux.job_list/v1"] = named("rmux.job_list/v1")
+    items: tuple[JobRecord, ...]
+    total: int
+    truncated: bool
+
+
+class JobChange(Part):
+    at: Instant
+    state: str
+    reason: str
+    attempt: int | None
+
+
+class ReasonFields(Part):
+    """Why a job is where it is, what bears on it, and what would change it."""
+
+    id: str
+    name: str
+    state: str
+    since: Instant
+    reason: ReasonPart
+    facts: tuple[str, ...]
+    next: tuple[str, ...]
+    history: tuple[JobChange, ...]
+
+
+class JobReasonRecord(ReasonFields, Record):
+    schema_: Literal["rmux.job_reason/v1"] = named("rmux.job_reason/v1")
+
+
+class JobReason(ReasonFields, Document):
+    """Why a job is where it is."""
+
+    schema_: Literal["rmux.job_reason/v1"] = named("rmux.job_reason/v1")
+
+
+class JobReasonList(Document):
+    schema_: Literal["rmux.job_reason_list/v1"] = named("rmux.job_reason_list/v1")
+    items: tuple[JobReasonRecord, ...]
+
+
+class JobCancelled(Record):
+    """What cancelling one job came to."""
+
+    schema_: Literal["rmux.cancel/v1"] = named("rmux.cancel/v1")
+    id: str
+    name: str
+    state: str
+    desired: str
+    changed: bool
+
+
+class CancelList(Document):
+    schema_: Literal["rmux.cancel_list/v1"] = named("rmux.cancel_list/v1")
+    items: tuple[JobCancelled, ...]
+    dry_run: bool
+
+
+class WaitedJob(Part):
+    id: str
+    name: str
+    state: str
+    iteration: int
+    met: bool
+
+
+class WaitDocument(Document):
+    """What was waited for has come."""
+
+    schema_: Literal["rmux.wait/v1"] = named("rmux.wait/v1")
+    condition: str
+    met: bool
+    jobs: tuple[WaitedJob, ...]
+
+
+class LogLine(Record):
+    """One line of a driver's log."""
+
+    schema_: Literal["rmux.log/v1"] = named("rmux.log/v1")
+    job: str
+    attempt: int | None
+    line: str

@@ -1,0 +1,99 @@
+"""Pools as documents and rows, and a change of them with what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rmux import units
+from rmux.cli.documents_pools import PoolDocument, PoolRecord
+from rmux.cli.output import Column, Table
+from rmux.cluster import Cluster, NodePool
+from rmux.ids import GroupId, IdSource, NodeId
+
+if TYPE_CHECKING:
+    from rmux.store.engine import Conn, Store
+
+
+def change(
+    store: Store, write: Callable[[Conn], bool], *, dry_run: bool, ids: IdSource
+) -> tuple[bool, int]:
+    """(whether anything changed, the revision then); waiting jobs are placed on what came free."""
+    from rmux.store import groups
+
+    with store.write(dry_run=dry_run) as conn:
+        changed = write(conn)
+        revision = groups.revision(conn)
+    if changed and not dry_run:
+        from rmux.place import service
+
+        service.settle_pending(store, ids=ids)
+    return changed, revision
+
+
+def fields(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -> dict[str, Any]:
+    """What `rmux.pool/v1` says of a pool."""
+    free = [node for node in pool.nodes if not node.drained and node.id not in held]
+    return {
+        "name": pool.name,
+        "kind": pool.kind.value,
+        "hardware": pool.hardware,
+        "usd_per_device_h": pool.usd_per_device_h,
+        "num_nodes": len(pool.nodes),
+        "num_devices": sum(node.num_devices for node in pool.nodes),
+        "free_nodes": len(free),
+        "drained_nodes": sum(bool(node.drained) for node in pool.nodes),
+        "nodes": [
+            {
+                "id": node.id,
+                "host": node.host,
+                "device_kind": node.device_kind,
+                "num_devices": node.num_devices,
+                "cores": node.cores,
+                "gpu_uuids": node.gpu_uuids,
+                "host_memory_bytes": node.host_memory_bytes,
+                "reserved_memory_bytes": node.reserved_memory_bytes,
+                "drained": node.drained,
+                "group": held.get(node.id),
+            }
+            for node in pool.nodes
+        ],
+        "links": [
+            {"source": link.source, "target": link.target, "rate_bps": link.rate_bps}
+            for link in cluster.links
+            if pool.name in (link.source, link.target)
+        ],
+    }
+
+
+def record(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -> PoolRecord:
+    return PoolRecord(**fields(cluster, pool, held))
+
+
+def node_rows(pool: PoolDocument) -> Table:
+    """One row per node."""
+    return Table(
+        (
+            "NODE",
+            "HOST",
+            "DEVICES",
+            Column("MEMORY", right=True),
+            Column("RESERVED", right=True),
+            "GROUP",
+            "DRAINED",
+            Column("CORES", wide=True),
+        ),
+        [
+            (
+                node.id,
+                node.host,
+                f"{node.num_devices}x{node.device_kind}",
+                units.format_bytes(node.host_memory_bytes),
+                units.format_bytes(node.reserved_memory_bytes),
+                node.group,
+                node.drained or None,
+                " ".join(",".join(map(str, cores)) for cores in node.cores) or None,
+            )
+            for node in pool.nodes
+        ],
+    )

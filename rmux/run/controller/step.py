@@ -112,6 +112,8 @@ def _take_device(turn: Turn, report: DeviceReport) -> None:
             # Given by the controller before this one, and still out.
             turn.held[device] = _granted_before(turn, report)
         elif not turn.state.ready and report.state == "released" and report.job:
+            # Its journal may have died with that controller.
+            turn.emit_grant(EventType.GRANT, _granted_before(turn, report), adopted=True)
             turn.emit_grant(EventType.RELEASED, _granted_before(turn, report), adopted=True)
     elif report.state == "released" and (report.epoch, report.seq) == grant.order:
         del turn.held[device]

@@ -128,10 +128,10 @@ def bench(
     out.emit(document, text=lambda: bench_head(document), table=lambda: bench_table(document))
     for line in bench_notes(document):
         out.note(line)
-    _check(document)
+    check(document)
 
 
-def _check(document: SyncBench) -> None:
+def check(document: SyncBench) -> None:
     """CheckError when bytes differ or an assertion does not hold."""
     failed = [each.expr for each in document.asserts if not each.ok]
     damaged = [each.topology for each in document.results if each.verify and not each.verify.ok]

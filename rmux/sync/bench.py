@@ -184,11 +184,11 @@ def _sync(
         time_s=max(answer["ended_s"] for answer in answers.values()) - begun_s,
         link_bytes=sum(answer["link_bytes"] for answer in answers.values()),
         sent_bytes=sum(answer["sent_bytes"] for answer in answers.values()),
-        mismatched=_mismatched(config, ranks) if config.verify else 0,
+        mismatched=mismatched(config, ranks) if config.verify else 0,
     )
 
 
-def _mismatched(config: BenchConfig, ranks: RankProcesses) -> int:
+def mismatched(config: BenchConfig, ranks: RankProcesses) -> int:
     """Targets whose bytes are not those of the first source."""
     answers = ranks.ask(
         {rank: {"do": "checksum"} for rank in config.ranks},

@@ -30,12 +30,14 @@ class BenchRank:
         self._rank = Rank(Side.SOURCE, 0)
         self._blob = bytearray()
         self._inbox: Receiver | None = None
+        self._is_clear = True
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "open":
             return self._open(command)
         if command["do"] == "clear":
             self._blob[:] = bytes(len(self._blob))
+            self._is_clear = True
             return {}
         if command["do"] == "run":
             return self._run(command)
@@ -54,6 +56,10 @@ class BenchRank:
         return {"endpoint": self._inbox.endpoint().text}
 
     def _run(self, command: dict[str, Any]) -> dict[str, Any]:
+        """InternalError for a target that still holds the bytes of the last run."""
+        if self._inbox is not None and not self._is_clear:
+            raise InternalError("the target was not cleared, so its bytes prove nothing")
+        self._is_clear = False
         made = plan(
             Topology(command["topology"]),
             size_bytes=len(self._blob),

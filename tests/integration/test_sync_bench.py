@@ -15,9 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from rmux.cli.documents_sync import bench_document
+from rmux.cli.exit_codes import code_of
 from rmux.cli.main import main
-from rmux.errors import BackendError, DeadlineError
-from rmux.sync.bench import BenchConfig, run_bench
+from rmux.cli.sync import check
+from rmux.errors import BackendError, CheckError, DeadlineError
+from rmux.sync.bench import BenchConfig, TopologyResult, Verification, mismatched, run_bench
 from rmux.sync.bench_rank import seeded
 from rmux.sync.plan import Rank, Side, Topology
 from rmux.sync.rank_processes import RankProcesses
@@ -150,6 +153,44 @@ def test_targets_are_cleared_between_runs_so_stale_bytes_cannot_verify() -> None
     assert answer["checksum"] != checksum(seeded(KIB, seed=7))
 
 
+def test_a_target_that_holds_other_bytes_is_counted_and_exits_7() -> None:
+    config = BenchConfig(num_sources=1, num_targets=1, size_bytes=KIB)
+    with RankProcesses([SOURCE, TARGET]) as ranks:
+        opened(ranks, SOURCE)
+        opened(ranks, TARGET)
+        assert mismatched(config, ranks) == 1
+    damaged = TopologyResult(
+        topology=Topology.HIER,
+        size_bytes=KIB,
+        times_s=(1.0,),
+        link_bytes=KIB,
+        sent_bytes=KIB,
+        verification=Verification(checked=2, mismatched=1),
+    )
+    with pytest.raises(CheckError, match="other bytes than the sources under hier") as caught:
+        check(bench_document(config, (damaged,), []))
+    assert code_of(caught.value) == 7
+
+
+def test_a_target_is_not_measured_twice_without_being_cleared() -> None:
+    with RankProcesses([TARGET, SOURCE]) as ranks:
+        run = {
+            "do": "run",
+            "topology": "hier",
+            "sync_id": "r1",
+            "num_sources": 1,
+            "num_targets": 1,
+            "endpoints": [opened(ranks, TARGET)["endpoint"]],
+            "streams": 1,
+            "chunk_bytes": KIB,
+            "deadline_s": 20,
+        }
+        opened(ranks, SOURCE)
+        ranks.ask({TARGET: run, SOURCE: run}, deadline_s=20)
+        with pytest.raises(BackendError, match="not cleared"):
+            ranks.ask({TARGET: run}, deadline_s=20)
+
+
 def test_a_rank_that_dies_is_named_and_ends_the_bench_at_once() -> None:
     with RankProcesses([SOURCE, TARGET]) as ranks:
         opened(ranks, SOURCE)
@@ -221,6 +262,8 @@ def test_a_signal_stops_every_rank(number: signal.Signals) -> None:
                 break
         ranks = psutil.Process(parent.pid).children(recursive=True)
         assert len(ranks) == 3
+        # Ctrl-C on a terminal reaches a whole process group: only the parent may be in it.
+        assert all(os.getpgid(rank.pid) != os.getpgid(parent.pid) for rank in ranks)
         parent.send_signal(number)
         parent.stderr.read()
         assert parent.wait(10) == 128 + number

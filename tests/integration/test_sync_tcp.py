@@ -220,6 +220,25 @@ def test_weights_do_not_go_to_a_listener_that_lacks_the_token() -> None:
         assert target == bytes(KIB)
 
 
+def test_weights_do_not_go_to_a_listener_that_only_pretends_to_have_the_token() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint(host="127.0.0.1", port=server.getsockname()[1], token="1" * 32)
+
+        def pretend() -> bytes:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(bytes(16))
+                sock.recv(4096)
+                answer = b'{"proof": "00"}'
+                sock.sendall(len(answer).to_bytes(2, "big") + answer)
+                return b"".join(iter(lambda: sock.recv(4096), b""))
+
+        caught = start(pretend)
+        with pytest.raises(BackendError, match="does not know the token"):
+            send(endpoint, memoryview(weights(KIB)), transfer_id="w1", deadline_s=WAIT_S)
+        assert caught.result(WAIT_S) == b""
+
+
 def hello(size_bytes: int, **changes: Any) -> Hello:
     facts: dict[str, Any] = {
         "transfer_id": "w1",
@@ -279,6 +298,20 @@ def test_a_sender_that_stops_before_the_end_never_counts_as_success(receiver: Re
     wire.close()
     with pytest.raises(UnreachableError, match=r"lost 127\.0\.0\.1:\d+"):
         arriving.result(WAIT_S)
+
+
+def test_when_one_sender_dies_those_that_hang_are_cut_off_at_once(receiver: Receiver) -> None:
+    arriving = receive(receiver, bytearray(2 * KIB))
+    hanging = greeted(receiver, hello(KIB))
+    dying = greeted(receiver, hello(KIB, send_id="s2", offset=KIB))
+    begun_s = time.monotonic()
+    dying.close()
+    with pytest.raises(UnreachableError):
+        arriving.result(WAIT_S)
+    assert time.monotonic() - begun_s < 2
+    with pytest.raises(BackendError, match="refused: lost"):
+        hanging.receive_answer()
+    hanging.close()
 
 
 def test_a_sender_that_claims_the_end_too_early_runs_into_the_deadline(

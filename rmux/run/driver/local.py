@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -22,13 +23,16 @@ from rmux.run.driver.start import brings_own_engines, make_engines
 class LocalEngines:
     """Started on first use, both pools awake; ends with the process."""
 
-    def __init__(self, engines: Engines) -> None:
-        self._engines = engines
-        atexit.register(engines.close)
-        engines.prepare()
-        for kind in PoolKind:
-            engines.init(kind)
-            engines.wake(kind)
+    def __init__(self, config: DriverConfig) -> None:
+        self._engines = engines = make_engines(config)
+        try:
+            engines.prepare()
+            for kind in PoolKind:
+                engines.init(kind)
+                engines.wake(kind)
+        finally:
+            # Registered after what the engines' libraries registered, hence called before it.
+            atexit.register(_end, engines, config.run_dir)
 
     def fleet(self) -> Fleet:
         return self._engines.fleet()
@@ -77,7 +81,12 @@ def _started(path: str) -> LocalEngines:
             f"{path} names no model, so there are no engines to start",
             hint="add [model] with its path",
         )
-    return LocalEngines(make_engines(_config(spec)))
+    return LocalEngines(_config(spec))
+
+
+def _end(engines: Engines, folder: Path) -> None:
+    engines.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _config(spec: JobSpec) -> DriverConfig:

@@ -81,5 +81,10 @@ def _init_pool(turn: _InitTurn, link: Link, engines: Engines, *, iteration: int)
     ended_s = clock.now_s()
     link.parked(turn.grants, pids={d: engines.pids(DeviceId.parse(d)) for d in devices})
     overhead_s = clock.now_s() - turn.granted_s - init_s
-    end = {"run_s": init_s, "park_s": 0.0, "overhead_s": overhead_s}
+    end = {
+        "run_s": init_s,
+        "park_s": 0.0,
+        "overhead_s": overhead_s,
+        "versions": engines.versions(),
+    }
     link.emit(EventType.PHASE_END, **where, at_s=ended_s, data={**facts, **end})

@@ -1,0 +1,51 @@
+"""The worst case of one iteration in tokens: every response at its limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmux.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one iteration does at most, on one device of each pool."""
+
+    waves: tuple[int, ...]
+    """Sequences that decode together on a rollout device, one entry per wave."""
+    prompt_tokens: int
+    response_tokens: int
+    """Of each sequence."""
+    train_sequences: int
+    micro_batches: int
+    """Forward and backward passes of a train device."""
+
+    @property
+    def decode_steps(self) -> int:
+        return len(self.waves) * self.response_tokens
+
+    @property
+    def sequence_tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def train_tokens(self) -> int:
+        return self.train_sequences * self.sequence_tokens
+
+
+def workload_of(spec: JobSpec, *, kv_bytes_per_token: int) -> Workload:
+    """Fewer sequences than `max_num_seqs` decode together when the KV cache holds no more."""
+    rollout, train = spec.rollout, spec.train
+    sequence_tokens = rollout.max_prompt_tokens + rollout.max_tokens
+    held = rollout.kv_cache_bytes // max(1, kv_bytes_per_token * sequence_tokens)
+    together = max(1, min(rollout.max_num_seqs, held))
+    here = -(-rollout.num_samples // rollout.devices)
+    full, rest = divmod(here, together)
+    trained = -(-rollout.num_samples // train.devices)
+    return Workload(
+        waves=(together,) * full + ((rest,) if rest else ()),
+        prompt_tokens=rollout.max_prompt_tokens,
+        response_tokens=rollout.max_tokens,
+        train_sequences=trained,
+        micro_batches=-(-trained // train.micro_batch),
+    )

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, cast
@@ -174,7 +175,9 @@ class FlatVerbGroup(TyperGroup):
             )
 
 
+@cache
 def _global_params() -> list[Any]:
+    # Once per process: making them reads the annotations of every flag.
     return cast("list[Any]", typer.main.get_command(_globals).params)
 
 

@@ -228,7 +228,7 @@ def outcome(document):
             return error.message
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_no_document_leads_to_anything_but_a_spec_or_a_plain_error(document):
     message = outcome(document)

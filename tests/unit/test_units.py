@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmux import units
@@ -66,6 +66,7 @@ def outcome(text):
         return error.message
 
 
+@settings(deadline=None)
 @given(st.text(max_size=12))
 def test_any_text_is_either_a_size_or_a_plain_error(text):
     found = outcome(text)

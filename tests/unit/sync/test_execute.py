@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,6 +79,39 @@ def test_a_missing_source_costs_a_deadline_and_is_no_success() -> None:
     starved = [report for rank, report in reports.items() if rank in made.targets]
     assert all(isinstance(report, (DeadlineError, UnreachableError)) for report in starved)
     assert any(isinstance(report, DeadlineError) for report in starved)
+
+
+def test_one_step_that_fails_ends_the_rank_at_once() -> None:
+    """The other source never comes; its step is not waited for."""
+    made = plan(Topology.HIER, size_bytes=64 * KIB, num_sources=2, num_targets=1)
+    transport = MemoryTransport()
+    inbox = transport.listen("memory")
+    broken = Progress()
+    broken.fail(UnreachableError("lost its own source"))
+    with ThreadPoolExecutor(1) as pool:
+        begun_s = time.monotonic()
+        part = pool.submit(
+            run_rank,
+            made,
+            made.targets[0],
+            memoryview(bytearray(made.size_bytes)),
+            sync_id="v1",
+            transport=transport,
+            inbox=inbox,
+            endpoints={},
+            deadline_s=20,
+        )
+        with pytest.raises(UnreachableError):
+            transport.send(
+                inbox.endpoint(),
+                memoryview(bytes(made.steps[0].shard.num_bytes)),
+                transfer_id=f"v1/{made.steps[0].id}",
+                deadline_s=20,
+                progress=broken,
+            )
+        with pytest.raises(UnreachableError):
+            part.result(20)
+    assert time.monotonic() - begun_s < 5
 
 
 def test_memory_refuses_a_wrong_token_and_an_unknown_address() -> None:

@@ -36,7 +36,8 @@ def check(events: Iterable[PhaseEvent]) -> list[Violation]:
     """What the journal shows to be wrong; empty when nothing is.
 
     Grants and releases may be told twice (a new controller repeats those it took over); the first
-    word counts. A grant without a release holds its device to the end of the journal.
+    word counts. A release whose grant died with a controller's journal says when that was. A grant
+    without a release holds its device to the end of the journal.
     """
     known = sorted(events, key=lambda event: event.at_s)
     holds, found = _holds(known)
@@ -56,25 +57,25 @@ def _holds(events: list[PhaseEvent]) -> tuple[dict[str, list[_Hold]], list[Viola
     holds: dict[str, dict[tuple[int, int], _Hold]] = {}
     found = []
     for event in events:
-        if event.type is EventType.GRANT and event.device is not None:
-            order = _order(event)
-            holds.setdefault(event.device, {}).setdefault(
-                order,
-                _Hold(order=order, job=str(event.job_id), use=_use(event), from_s=event.at_s),
+        if event.type in (EventType.GRANT, EventType.RELEASED) and event.device is not None:
+            released = event.type is EventType.RELEASED
+            from_s = event.data.get("granted_s", event.at_s) if released else event.at_s
+            hold = holds.setdefault(event.device, {}).setdefault(
+                _order(event),
+                _Hold(order=_order(event), job=str(event.job_id), use=_use(event), from_s=from_s),
             )
-    for event in events:
-        if event.type is EventType.RELEASED and event.device is not None:
-            hold = holds.get(event.device, {}).get(_order(event))
-            if hold is not None:
+            if released:
                 hold.until_s = min(hold.until_s, event.at_s)
-        elif event.type is EventType.PHASE_START and event.device is not None:
-            for device in event.data.get("devices") or [event.device]:
-                mine = [h for h in holds.get(device, {}).values() if h.use == _use(event)]
-                for hold in mine:
-                    hold.started_s = event.at_s if hold.started_s is None else hold.started_s
-                if not mine:
-                    message = f"{event.job_id} started {event.phase} on {device} without a grant"
-                    found.append(Violation(rule="no-grant", message=message))
+    for event in events:
+        if event.type is not EventType.PHASE_START or event.device is None:
+            continue
+        for device in event.data.get("devices") or [event.device]:
+            mine = [hold for hold in holds.get(device, {}).values() if hold.use == _use(event)]
+            for hold in mine:
+                hold.started_s = event.at_s if hold.started_s is None else hold.started_s
+            if not mine:
+                message = f"{event.job_id} started {event.phase} on {device} without a grant"
+                found.append(Violation(rule="no-grant", message=message))
     return {device: list(by_order.values()) for device, by_order in holds.items()}, found
 
 

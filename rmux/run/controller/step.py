@@ -79,9 +79,15 @@ def _take_view(turn: Turn, view: GroupView) -> None:
     turn.set(had_member=turn.state.had_member or view.had_member or bool(wanted))
     if turn.rotation is not None:
         _turn_members(turn)
-    sources = {gate.report.runner for gate in turn.gates.values()}
+    _forget_sources(turn)
+
+
+def _forget_sources(turn: Turn) -> None:
+    """A source counts while a gate may still repeat its events."""
+    names = {gate.report.runner for gate in turn.gates.values()} | set(turn.runs)
+    names |= {status.job for gate in turn.gates.values() for status in gate.report.drivers}
     for source in [*turn.seen]:
-        if source.partition("/")[0] not in turn.runs and source not in sources:
+        if source not in names and source.partition("/")[0] not in names:
             turn.seen.pop(source)
             turn.acks.pop(source, None)
 
@@ -111,13 +117,8 @@ def _take_device(turn: Turn, report: DeviceReport) -> None:
         if not turn.state.ready and report.state in ("granted", "running"):
             # Given by the controller before this one, and still out.
             turn.held[device] = _granted_before(turn, report)
-        elif not turn.state.ready and report.state == "released" and report.job:
-            # Its journal may have died with that controller.
-            turn.emit_grant(EventType.GRANT, _granted_before(turn, report), adopted=True)
-            turn.emit_grant(EventType.RELEASED, _granted_before(turn, report), adopted=True)
     elif report.state == "released" and (report.epoch, report.seq) == grant.order:
         del turn.held[device]
-        turn.emit_grant(EventType.RELEASED, grant, proof_s=report.proof_s)
 
 
 def _granted_before(turn: Turn, report: DeviceReport) -> Grant:
@@ -329,11 +330,13 @@ def _orders(turn: Turn, node: NodeId) -> list[DriverOrder]:
 
 def _acks(turn: Turn, node: NodeId) -> tuple[tuple[str, int], ...]:
     gate = turn.gates.get(node)
-    homes = {run.job_id for run in turn.runs.values() if run.home == node}
+    names = {str(run.job_id) for run in turn.runs.values() if run.home == node}
+    if gate is not None:
+        names |= {gate.report.runner} | {status.job for status in gate.report.drivers}
     return tuple(
         (source, number)
         for source, number in sorted(turn.acks.items())
-        if source.partition("/")[0] in homes or (gate and source == gate.report.runner)
+        if source in names or source.partition("/")[0] in names
     )
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from rmux.clock import SystemClock
 from rmux.errors import RmuxError
-from rmux.events import EventType, PhaseEvent, to_document
-from rmux.ids import GroupId, JobId, NodeId
+from rmux.ids import GroupId, NodeId
 from rmux.run import processes
 from rmux.run.channel import Channel, connect
 from rmux.run.inbox import Arrived, Ended, Inbox
@@ -24,6 +23,7 @@ from rmux.run.runner.drivers import Drivers
 from rmux.run.runner.gate import Attempt, Gate
 from rmux.run.runner.launch import Cleared, Launched, Site, clear
 from rmux.run.runner.memory import Resident, watch_memory
+from rmux.run.runner.outbox import Outbox
 from rmux.run.runner.proof import Proofs
 from rmux.run.runner.saved import Saved
 from rmux.store import pools
@@ -71,8 +71,7 @@ class Runner:
         self._inbox, self._channel = inbox, channel
         self._clock = SystemClock()
         self._id = str(processes.this_process())
-        self._events: list[dict[str, Any]] = []
-        self._event_n = 0
+        self._outbox = Outbox(source=self._id, group=args.group, node=args.node, clock=self._clock)
         self._site = Site(
             group=args.group,
             tag=args.tag,
@@ -82,10 +81,12 @@ class Runner:
         )
         self._path = self._site.run_dir / args.group / f"node-{args.node}.json"
         saved = saved_file.read(self._path)
-        self._gate = Gate(devices, emit=self._emit, epoch=saved.epoch, positions=saved.positions)
+        self._gate = Gate(
+            devices, emit=self._outbox.emit, epoch=saved.epoch, positions=saved.positions
+        )
         self._proofs = Proofs()
         self._drivers = Drivers(
-            store, self._site, inbox, emit=self._emit, stop_grace_s=args.stop_grace_s
+            store, self._site, inbox, emit=self._outbox.emit, stop_grace_s=args.stop_grace_s
         )
         self._heard = False
         self._stopping = False
@@ -137,7 +138,7 @@ class Runner:
         if isinstance(item, Arrived):
             if isinstance(item.message, Grants) and item.message.group == self._group:
                 self._heard = self._gate.take_grants(item.message, now_s=now_s) or self._heard
-                self._drop_acked()
+                self._outbox.drop(stored_n=self._gate.acks.get(self._id, 0))
             elif isinstance(item.message, DriverReport):
                 report = item.message
                 if item.stream == streams.driver_reports(report.status.job, self._node):
@@ -248,42 +249,13 @@ class Runner:
             epoch=self._gate.epoch,
             devices=self._gate.reports(),
             drivers=self._drivers.statuses(),
-            events=(*self._events, *driver_events),
+            events=(*self._outbox.events, *driver_events),
             resident_bytes=self._resident_bytes,
         )
         before, sent_s = self._reported
         if report != before or now_s - sent_s >= self._heartbeat_s:
             self._channel.send(streams.node_reports(self._group, self._node), report)
             self._reported = (report, now_s)
-
-    def _drop_acked(self) -> None:
-        stored_n = self._gate.acks.get(self._id, 0)
-        self._events = [event for event in self._events if event["source_n"] > stored_n]
-
-    def _emit(
-        self,
-        kind: EventType,
-        *,
-        data: dict[str, Any],
-        job: str | None = None,
-        device: str | None = None,
-        iteration: int | None = None,
-    ) -> None:
-        self._event_n += 1
-        event = PhaseEvent(
-            type=kind,
-            at=self._clock.utc_now(),
-            at_s=self._clock.now_s(),
-            source=self._id,
-            source_n=self._event_n,
-            group_id=self._group,
-            job_id=None if job is None else JobId(job),
-            iteration=iteration,
-            node=self._node,
-            device=device,
-            data=data,
-        )
-        self._events.append(to_document(event))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

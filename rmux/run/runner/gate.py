@@ -40,6 +40,7 @@ class Position:
     """Processes that must be idle for 'parked' to become 'released'."""
     waiting: Grant | None = None
     """A higher grant that came before this one was released."""
+    granted_s: float = 0.0
     proof_s: float = 0.0
 
     @property
@@ -100,8 +101,10 @@ class Gate:
         self.generation += 1
         over = (grant.job, grant.attempt) in self._over
         self.positions[grant.device] = Position(
-            grant=grant, state="released" if over else "granted", since_s=now_s
+            grant=grant, state="granted", since_s=now_s, granted_s=now_s
         )
+        if over:
+            self._release(grant.device, now_s=now_s)
 
     def take_report(self, report: DriverReport, *, now_s: float) -> None:
         """A driver's position: only what it says about its own grants counts."""
@@ -158,6 +161,13 @@ class Gate:
         self.positions[device] = replace(
             position, state="released", pids=(), waiting=None, proof_s=proof_s
         )
+        if position.grant is not None:
+            self._tell(
+                EventType.RELEASED,
+                position.grant,
+                proof_s=proof_s,
+                granted_s=position.granted_s,
+            )
         if position.waiting is not None:
             self._accept(position.waiting, now_s=now_s)
 
@@ -211,11 +221,20 @@ class Gate:
             return
         self._refused.add((what, order))
         logger.warning("refused %s of %s: %s", order, what, reason)
-        fields: dict[str, Any] = {}
         if grant is not None:
-            fields = {"device": grant.device, "job": grant.job, "iteration": grant.iteration}
-        data = {"epoch": order[0], "seq": order[1], "reason": reason}
-        self._emit(EventType.GATE_REFUSED, data=data, **fields)
+            self._tell(EventType.GATE_REFUSED, grant, reason=reason)
+        else:
+            self._emit(EventType.GATE_REFUSED, data={"epoch": order[0], "reason": reason})
+
+    def _tell(self, kind: EventType, grant: Grant, **data: Any) -> None:
+        self._emit(
+            kind,
+            job=grant.job,
+            device=grant.device,
+            iteration=grant.iteration,
+            phase=grant.phase,
+            data={"epoch": grant.epoch, "seq": grant.seq, "attempt": grant.attempt, **data},
+        )
 
 
 def _report(device: str, position: Position) -> DeviceReport:

@@ -46,6 +46,7 @@ def write(path: Path, saved: Saved) -> None:
                 "grant": dataclasses.asdict(position.grant),
                 "free": position.is_free,
                 "since_s": position.since_s,
+                "granted_s": position.granted_s,
             }
             for device, position in saved.positions.items()
             if position.grant is not None
@@ -87,4 +88,5 @@ def _position(entry: Mapping[str, Any]) -> Position:
         grant=Grant(**entry["grant"]),
         state="released" if entry["free"] else "granted",
         since_s=float(entry["since_s"]),
+        granted_s=float(entry["granted_s"]),
     )

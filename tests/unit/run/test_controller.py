@@ -1,0 +1,582 @@
+"""The controller's decision, in a small world: real gates, drivers of a few lines, no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rmux.clock import ManualClock
+from rmux.cluster import DeviceId
+from rmux.events import EventType, PhaseEvent, to_document
+from rmux.group import Member, Placement
+from rmux.ids import GroupId, JobId, NodeId
+from rmux.job import JobState, Phase
+from rmux.run.channel import MemoryChannel, MemoryHub
+from rmux.run.controller.state import (
+    AppendEvents,
+    Finish,
+    GroupView,
+    Inputs,
+    MemberView,
+    RemoveMember,
+    Send,
+    SetState,
+    State,
+    UpdateJob,
+    Write,
+)
+from rmux.run.controller.step import step
+from rmux.run.messages import (
+    DeviceUse,
+    DriverReport,
+    DriverStatus,
+    Grants,
+    NodeReport,
+    Want,
+    streams,
+)
+from rmux.run.runner.gate import Gate
+from rmux.run.runner.outbox import Outbox
+from rmux.run.trace_check import check
+
+GROUP = GroupId("g-1")
+NODES = (NodeId("r0"), NodeId("t0"))
+CYCLE = {Phase.INIT: "init", Phase.ROLLOUT: "roll", Phase.TRAIN: "train"}
+TICK_S = 0.02
+
+
+class SimDriver:
+    """Wants, runs for a while and parks; stands for driver process and home runner at once."""
+
+    def __init__(self, world: World, job: str, attempt: int, *, finished: int) -> None:
+        self.world, self.job, self.attempt, self.finished = world, job, attempt, finished
+        self.phase = Phase.INIT
+        self.todo = ["r0/0", "t0/0"]
+        self.using: dict[str, tuple[tuple[int, int], float]] = {}
+        self.uses: dict[str, DeviceUse] = {}
+        self.state = "running"
+        self.error = ""
+        self.events: list[dict] = []
+        self.event_n = 0
+        self.desired = "run"
+
+    def emit(self, kind: EventType, *, device: str | None = None, **data) -> None:
+        self.event_n += 1
+        event = PhaseEvent(
+            type=kind,
+            at=self.world.clock.utc_now(),
+            at_s=self.world.clock.now_s(),
+            source=f"{self.job}/{self.attempt}",
+            source_n=self.event_n,
+            group_id=GROUP,
+            job_id=JobId(self.job),
+            iteration=self.finished,
+            phase=None if kind is EventType.ITERATION_END else self.phase,
+            device=device,
+            data={"attempt": self.attempt, **data},
+        )
+        self.events.append(to_document(event))
+
+    def tick(self) -> None:
+        if self.state not in ("running", "paused"):
+            return
+        acked = self.world.gates["t0"].acks.get(f"{self.job}/{self.attempt}", 0)
+        self.events = [event for event in self.events if event["source_n"] > acked]
+        idle = not self.using and self.phase is Phase.ROLLOUT and self.todo
+        if self.desired in ("stop", "cancel-now") or (self.desired == "cancel" and idle):
+            self.state = "cancelled"
+        elif idle and self.desired == "pause":
+            self.state = "paused"
+            self._decline()
+        else:
+            self.state = "running"
+            self._work()
+
+    def _work(self) -> None:
+        now_s = self.world.clock.now_s()
+        for gate in self.world.gates.values():
+            for grant in gate.passed_on(self.job, self.attempt):
+                fits = (grant.phase, grant.iteration) == (self.phase, self.finished)
+                if grant.device in self.todo and fits:
+                    self.todo.remove(grant.device)
+                    self.using[grant.device] = (grant.order, now_s + self.world.phase_s)
+                    self._use(grant.device, grant.order, "running")
+                    self.emit(
+                        EventType.PHASE_START,
+                        device=grant.device,
+                        epoch=grant.epoch,
+                        seq=grant.seq,
+                    )
+        for device, (order, until_s) in list(self.using.items()):
+            if now_s >= until_s and not self.world.hangs:
+                del self.using[device]
+                self._use(device, order, "parked")
+        if not self.using and not self.todo:
+            self._next()
+
+    def _decline(self) -> None:
+        """Give back what was granted a moment too late."""
+        for gate in self.world.gates.values():
+            for grant in gate.passed_on(self.job, self.attempt):
+                self._use(grant.device, grant.order, "parked")
+
+    def _use(self, device: str, order: tuple[int, int], state: str) -> None:
+        self.uses[device] = DeviceUse(device=device, epoch=order[0], seq=order[1], state=state)
+
+    def _next(self) -> None:
+        if self.phase is Phase.TRAIN:
+            self.emit(EventType.ITERATION_END, finished=self.finished + 1, reward=0.5)
+            self.finished += 1
+            if self.finished == self.world.iterations:
+                self.state = "succeeded"
+                return
+        self.phase = Phase.TRAIN if self.phase is Phase.ROLLOUT else Phase.ROLLOUT
+        self.todo = ["t0/0" if self.phase is Phase.TRAIN else "r0/0"]
+
+    @property
+    def status(self) -> DriverStatus:
+        want = None
+        if self.todo and self.state == "running":
+            want = Want(phase=self.phase, iteration=self.finished, devices=tuple(self.todo))
+        return DriverStatus(
+            job=self.job,
+            attempt=self.attempt,
+            state=self.state,
+            iteration=self.finished,
+            want=want,
+            error=self.error,
+        )
+
+
+class World:
+    """One controller at a time, two gates, a store that is a few dictionaries."""
+
+    def __init__(self, samples, jobs="ab", *, iterations=3, phase_s=0.1, **limits) -> None:
+        self.samples, self.iterations, self.phase_s = samples, iterations, phase_s
+        self.clock = ManualClock()
+        self.hub = MemoryHub()
+        self.hangs = False
+        self.members = {f"j-{name}": self._member(f"j-{name}") for name in jobs}
+        self.desired = "run"
+        self.events: list[PhaseEvent] = []
+        self.log: list[tuple[str, JobState]] = []
+        self.errors: dict[str, str] = {}
+        self.drivers: dict[str, SimDriver] = {}
+        self.outboxes = {
+            node: Outbox(source=f"runner-{node}", group=GROUP, node=node, clock=self.clock)
+            for node in NODES
+        }
+        self.gates = {
+            node: Gate([f"{node}/0"], emit=outbox.emit) for node, outbox in self.outboxes.items()
+        }
+        self.gate_channel = MemoryChannel(self.hub)
+        self.gate_channel.subscribe([streams.grants(GROUP, node) for node in NODES])
+        self.silent: set[str] = set()
+        self.may_grant, self.stores, self.stop = True, True, False
+        self.unstored: list[Write] = []
+        self.stored: set[tuple[str, int]] = set()
+        self.finish = ""
+        self.limits = limits
+        self.start_controller(epoch=1)
+
+    def start_controller(self, *, epoch: int, stay: bool = False) -> None:
+        self.channel = MemoryChannel(self.hub)
+        self.channel.subscribe([streams.node_reports(GROUP, node) for node in NODES])
+        state = State(group_id=GROUP, epoch=epoch, started_s=self.clock.now_s(), stay=stay)
+        limits = {"heartbeat_s": 0.05, "silent_s": 0.3, "retry_s": 0.2, **self.limits}
+        self.state = dataclasses.replace(state, limits=dataclasses.replace(state.limits, **limits))
+
+    def _member(self, job_id: str) -> MemberView:
+        job = self.samples.job(job_id, name=job_id, state=JobState.PLACED, profile="p-1")
+        phase = dataclasses.replace(
+            self.samples.profile().rollout, worst_s=self.phase_s, switch_s=0.0, cold_s=0.0
+        )
+        profile = dataclasses.replace(
+            self.samples.profile(), rollout=phase, train=phase, sync_s=0.0, init_s=self.phase_s
+        )
+        placement = Placement(
+            rollout=(DeviceId(NodeId("r0"), 0),), train=(DeviceId(NodeId("t0"), 0),)
+        )
+        member = Member(job_id=job.id, name=job_id, slo=2.0, profile=profile, placement=placement)
+        return MemberView(job=job, member=member)
+
+    def want(self, job_id: str, desired: str) -> None:
+        self.change(job_id, desired=desired)
+
+    def change(self, job_id: str, **changes) -> None:
+        view = self.members[job_id]
+        job = dataclasses.replace(view.job, **changes)
+        self.members[job_id] = dataclasses.replace(view, job=job)
+
+    def tick(self) -> None:
+        self.clock.sleep_s(TICK_S)
+        now_s = self.clock.now_s()
+        for _, message in self.gate_channel.receive(0):
+            assert isinstance(message, Grants)
+            for node, gate in self.gates.items():
+                if node not in self.silent and f":{node}:" in _:
+                    gate.take_grants(message, now_s=now_s)
+        self._run_drivers(now_s)
+        for node in NODES:
+            if node not in self.silent:
+                self.channel.send(streams.node_reports(GROUP, node), self._report(node))
+        self.control()
+
+    def _run_drivers(self, now_s: float) -> None:
+        for order in self.gates["t0"].orders.values():
+            known = self.drivers.get(order.job)
+            if known is None or known.attempt < order.attempt:
+                finished = self.members[order.job].job.iteration
+                known = SimDriver(self, order.job, order.attempt, finished=finished)
+                self.drivers[order.job] = known
+            known.desired = order.desired
+        for driver in self.drivers.values():
+            driver.tick()
+            report = DriverReport(
+                status=driver.status, pid=1, uses=tuple(driver.uses.values()), events=()
+            )
+            for gate in self.gates.values():
+                gate.take_report(report, now_s=now_s)
+                for device, position in gate.to_prove().items():
+                    gate.prove(device, order=position.grant.order, now_s=now_s)
+                if driver.state not in ("running", "paused"):
+                    gate.end_attempt((driver.job, driver.attempt), now_s=now_s)
+
+    def _report(self, node: str) -> NodeReport:
+        drivers = self.drivers.values() if node == "t0" else ()
+        outbox = self.outboxes[node]
+        outbox.drop(stored_n=self.gates[node].acks.get(outbox.source, 0))
+        return NodeReport(
+            node=node,
+            runner=outbox.source,
+            epoch=self.gates[node].epoch,
+            devices=self.gates[node].reports(),
+            drivers=tuple(driver.status for driver in self.drivers.values()),
+            events=(*outbox.events, *(event for driver in drivers for event in driver.events)),
+        )
+
+    def control(self) -> None:
+        view = GroupView(members=tuple(self.members.values()), nodes=NODES, desired=self.desired)
+        stored_n = self._write() if self.stores else None
+        self.state, commands = step(
+            self.state,
+            Inputs(
+                now_s=self.clock.now_s(),
+                utc=self.clock.utc_now(),
+                reports=tuple(message for _, message in self.channel.receive(0)),
+                view=view,
+                stored_n=stored_n,
+                may_grant=self.may_grant,
+                stop=self.stop,
+            ),
+        )
+        for command in commands:
+            if isinstance(command, Send):
+                self.channel.send(streams.grants(GROUP, command.node), command.grants)
+            elif isinstance(command, Write):
+                self.unstored.append(command)
+            elif isinstance(command, Finish):
+                self.finish = command.why
+
+    def _write(self) -> int | None:
+        number = self.unstored[-1].batch_n if self.unstored else None
+        for operation in [op for batch in self.unstored for op in batch.operations]:
+            if isinstance(operation, AppendEvents):
+                for event in operation.events:
+                    if (event.source, event.source_n) not in self.stored:
+                        self.stored.add((event.source, event.source_n))
+                        self.events.append(event)
+            elif isinstance(operation, SetState):
+                self.members[operation.job_id].job.state.check_next(operation.state)
+                self.change(operation.job_id, state=operation.state)
+                self.log.append((operation.job_id, operation.state))
+                self.errors[operation.job_id] = operation.error or ""
+            elif isinstance(operation, UpdateJob):
+                columns = dict(operation.columns)
+                self.change(operation.job_id, **columns)
+            elif isinstance(operation, RemoveMember):
+                del self.members[operation.job_id]
+        self.unstored = []
+        return number
+
+    def run(self, seconds: float, *, until=lambda: False) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.tick()
+            if self.finish or until():
+                return
+
+    def count(self, kind: EventType, **fields) -> int:
+        return sum(
+            event.type is kind
+            and all(getattr(event, name) == value for name, value in fields.items())
+            for event in self.events
+        )
+
+    def states(self, job_id: str) -> list[JobState]:
+        return [state for job, state in self.log if job == job_id]
+
+
+ENDED = [JobState.STARTING, JobState.RUNNING, JobState.SUCCEEDED]
+
+
+def test_two_jobs_share_two_devices_to_their_ends(samples):
+    world = World(samples, iterations=4)
+    world.run(10)
+    assert world.finish == "every member ended"
+    assert world.states("j-a") == world.states("j-b") == ENDED
+    assert check(world.events) == []
+    assert world.count(EventType.ITERATION_END) == 8
+    # Alone, four iterations of two phases take 0.8 s; in turns both take little more.
+    assert world.clock.now_s() < 2.2
+
+
+def test_nothing_is_ordered_or_granted_before_every_gate_has_told_its_position(samples):
+    world = World(samples, gate_wait_s=1.0)
+    world.silent.add("r0")
+    world.run(0.9)
+    assert world.hub.streams.keys() == {streams.node_reports(GROUP, "t0")}
+    world.run(0.3)
+    assert world.states("j-a") == [JobState.STARTING, JobState.RUNNING]
+    assert world.count(EventType.GRANT, device="r0/0") == 0, "it would not be heard"
+    world.silent.clear()
+    world.run(10)
+    assert world.finish
+    assert check(world.events) == []
+
+
+def test_a_gate_that_falls_silent_gets_no_grants_until_it_is_back(samples):
+    world = World(samples, iterations=50)
+    world.run(1.0)
+    world.silent.add("r0")
+    world.run(0.5)
+    before = world.count(EventType.GRANT, device="r0/0")
+    world.run(1.0)
+    assert world.count(EventType.GRANT, device="r0/0") == before
+    world.silent.clear()
+    world.run(1.0)
+    assert world.count(EventType.GRANT, device="r0/0") > before
+    assert check(world.events) == []
+
+
+def test_an_emptied_channel_costs_a_heartbeat_and_nothing_else(samples):
+    world = World(samples, iterations=6)
+    for number in range(100):
+        if not world.finish:
+            world.run(TICK_S * (3 + number % 5))
+            world.hub.flush()
+    assert world.finish == "every member ended"
+    assert check(world.events) == []
+    assert world.count(EventType.ITERATION_END) == 12
+
+
+def test_without_a_safe_lease_nothing_new_is_granted(samples):
+    world = World(samples, iterations=50)
+    world.run(1.0)
+    world.may_grant = False
+    world.run(0.3)
+    before = world.count(EventType.GRANT)
+    world.run(1.0)
+    assert world.count(EventType.GRANT) == before
+    world.may_grant = True
+    world.run(0.5)
+    assert world.count(EventType.GRANT) > before
+
+
+def test_a_locked_store_delays_no_grant(samples):
+    world = World(samples, iterations=50)
+    world.run(1.0)
+    before = world.state.batch_n
+    world.stores = False
+    grants = sum(world.state.seqs.values())
+    world.run(2.0)
+    assert sum(world.state.seqs.values()) > grants + 10
+    assert world.state.acks["j-a/1"] < world.drivers["j-a"].event_n, "not stored, not acked"
+    world.stores = True
+    world.run(0.1)
+    assert world.state.stored_n > before
+    assert check(world.events) == []
+
+
+def test_a_new_controller_goes_on_where_the_last_one_was_cut_off(samples):
+    world = World(samples, iterations=6, phase_s=0.3)
+    world.run(1.0)
+    running = dict(world.state.held)
+    assert running
+    world.unstored = []  # what it had not written yet is lost with it
+    world.start_controller(epoch=2)
+    world.run(0.1)
+    assert world.state.held == running, "what is out is neither lost nor given again"
+    world.run(20)
+    assert world.finish == "every member ended"
+    assert check(world.events) == []
+    assert world.drivers["j-a"].attempt == 1
+    assert {event.data["epoch"] for event in world.events if event.type is EventType.GRANT} == {
+        1,
+        2,
+    }
+
+
+def test_a_dead_driver_is_started_again_and_the_others_do_not_wait(samples):
+    world = World(samples, iterations=8)
+    world.run(1.0)
+    world.drivers["j-a"].state, world.drivers["j-a"].error = "failed", "boom"
+    reached = world.drivers["j-a"].finished
+    world.run(0.15)
+    assert world.states("j-a")[-1] is JobState.LOST
+    assert world.errors["j-a"] == "boom"
+    world.run(20)
+    assert world.finish == "every member ended"
+    assert world.states("j-a")[2:] == [JobState.LOST, *ENDED]
+    assert world.states("j-b") == ENDED
+    assert check(world.events) == []
+    begun = [e.iteration for e in world.events if e.source == "j-a/2"]
+    assert begun[0] == reached
+
+
+def test_the_next_attempt_waits_until_the_store_knows_how_far_the_last_one_came(samples):
+    world = World(samples, iterations=8)
+    world.run(1.0)
+    world.stores = False
+    world.drivers["j-a"].state = "failed"
+    world.run(2.0)
+    assert world.drivers["j-a"].attempt == 1
+    world.stores = True
+    world.run(0.5)
+    assert world.drivers["j-a"].attempt == 2
+
+
+def test_delays_grow_and_a_job_that_keeps_failing_is_given_up_with_its_error(samples):
+    world = World(samples, iterations=8)
+    view = world.members["j-a"]
+    spec = dataclasses.replace(view.job.spec, restart_limit=2)
+    world.change("j-a", spec=spec)
+    delays = []
+    for attempt in (1, 2, 3):
+        world.run(
+            5, until=lambda n=attempt: "j-a" in world.drivers and world.drivers["j-a"].attempt == n
+        )
+        world.drivers["j-a"].state = "failed"
+        world.drivers["j-a"].error = "\n".join(f"line {n}" for n in range(40))
+        failed_s = world.clock.now_s()
+        world.run(
+            5,
+            until=lambda n=attempt: world.drivers["j-a"].attempt > n or "j-a" not in world.members,
+        )
+        delays.append(world.clock.now_s() - failed_s)
+    assert world.states("j-a")[-1] is JobState.FAILED
+    assert world.errors["j-a"].splitlines() == [f"line {n}" for n in range(20, 40)]
+    assert delays[1] == pytest.approx(2 * delays[0], rel=0.3)
+    assert world.drivers["j-a"].attempt == 3
+    world.run(20)
+    assert world.states("j-b") == ENDED
+
+
+def test_a_job_that_does_not_come_in_time_loses_its_turns_and_only_its_own(samples):
+    world = World(samples, iterations=100, late_floor_s=0.2)
+    world.run(1.0)
+    world.run(2.0, until=lambda: "j-a" not in {grant.job for grant in world.state.held.values()})
+    hung = world.drivers["j-a"]
+    hung.tick = lambda: None
+    hung.todo = []  # it wants nothing, holds nothing, and says that it runs
+    world.run(1.0)
+    before = world.drivers["j-b"].finished
+    world.run(2.0)
+    assert world.drivers["j-b"].finished - before >= 6
+    assert hung.status.state == "running"
+
+
+@pytest.mark.parametrize("desired", ["cancel", "cancel-now"])
+def test_a_cancelled_job_ends_and_leaves_its_group(samples, desired):
+    world = World(samples, iterations=30)
+    world.run(1.0)
+    world.want("j-a", desired)
+    world.run(2.0)
+    assert world.states("j-a")[-1] is JobState.CANCELLED
+    assert "j-a" not in world.members
+    assert all(grant.job == "j-b" for grant in world.state.held.values())
+
+
+def test_a_job_cancelled_before_its_start_never_gets_a_driver(samples):
+    world = World(samples)
+    world.want("j-a", "cancel")
+    world.run(10)
+    assert world.states("j-a") == [JobState.CANCELLED]
+    assert "j-a" not in world.drivers
+
+
+def test_a_paused_job_is_not_waited_for_and_goes_on_later(samples):
+    world = World(samples, iterations=12)
+    world.run(1.0)
+    world.want("j-a", "pause")
+    world.run(1.0)
+    assert world.states("j-a")[-1] is JobState.PAUSED
+    a, b = (world.drivers[job].finished for job in ("j-a", "j-b"))
+    world.run(1.0)
+    assert world.drivers["j-a"].finished == a
+    assert world.drivers["j-b"].finished >= b + 3
+    world.want("j-a", "run")
+    world.run(20)
+    assert world.finish == "every member ended"
+    assert check(world.events) == []
+
+
+@pytest.mark.parametrize("how", ["down", "signal"])
+def test_going_down_puts_every_job_back_and_a_later_controller_resumes_it(samples, how):
+    world = World(samples, iterations=6)
+    world.run(1.2)
+    if how == "down":
+        world.desired = "down"
+    else:
+        world.stop = True
+    world.run(2.0)
+    assert world.finish == "down"
+    assert [view.job.state for view in world.members.values()] == [JobState.PLACED] * 2
+    reached = world.members["j-a"].job.iteration
+    assert reached > 0
+    world.desired, world.stop, world.finish = "run", False, ""
+    world.start_controller(epoch=2)
+    world.run(20)
+    assert world.finish == "every member ended"
+    assert world.drivers["j-a"].attempt == 2
+    assert check(world.events) == []
+    assert next(e.iteration for e in world.events if e.source == "j-a/2") == reached
+
+
+def test_a_group_that_stays_does_not_finish_and_takes_a_newcomer(samples):
+    world = World(samples, "a")
+    world.start_controller(epoch=2, stay=True)
+    world.run(3)
+    assert not world.finish
+    assert not world.members
+    world.members["j-c"] = world._member("j-c")
+    world.run(3)
+    assert world.states("j-c") == ENDED
+
+
+def test_a_group_that_never_had_a_member_waits_for_one(samples):
+    world = World(samples, "")
+    world.run(1)
+    assert not world.finish
+    world.members["j-a"] = world._member("j-a")
+    world.run(3)
+    assert world.finish == "every member ended"
+
+
+def test_a_joiner_shares_and_the_trace_stays_clean(samples):
+    world = World(samples, "a", iterations=8)
+    world.run(0.6)
+    world.members["j-b"] = world._member("j-b")
+    world.run(20)
+    assert world.finish == "every member ended"
+    assert check(world.events) == []
+
+
+def test_iterations_and_rewards_reach_the_job_and_events_are_stored_once(samples):
+    world = World(samples, "a", iterations=5)
+    world.run(1.0)
+    job = world.members["j-a"].job
+    assert job.iteration == world.drivers["j-a"].finished > 1
+    assert job.reward_first == job.reward_last == 0.5
+    numbers = [event.source_n for event in world.events if event.source == "j-a/1"]
+    assert numbers == list(range(1, len(numbers) + 1))

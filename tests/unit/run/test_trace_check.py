@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from rmux.events import EventType
+from rmux.job import Phase
+from rmux.run.trace_check import check
+
+CYCLE = (Phase.ROLLOUT, Phase.TRAIN, Phase.SYNC)
+
+
+class Trace:
+    """A journal written line by line; instants are seconds."""
+
+    def __init__(self, samples) -> None:
+        self.samples, self.events = samples, []
+
+    def add(self, kind, at_s, job, phase, device, *, iteration=0, **data):
+        self.events.append(
+            self.samples.event(
+                len(self.events) + 1,
+                kind,
+                job=job,
+                at_s=at_s,
+                iteration=iteration,
+                phase=phase,
+                device=device,
+                **{"epoch": 1, "attempt": 1, **data},
+            )
+        )
+
+    def phase(self, job, phase, device, seq, from_s, until_s, **more):
+        self.add(EventType.GRANT, from_s, job, phase, device, seq=seq, **more)
+        self.add(EventType.PHASE_START, from_s + 0.1, job, phase, device, seq=seq, **more)
+        self.add(EventType.PHASE_END, until_s - 0.1, job, phase, device, seq=seq, **more)
+        self.add(EventType.RELEASED, until_s, job, phase, device, seq=seq, **more)
+
+    def sync(self, job, at_s, **more):
+        self.add(EventType.PHASE_START, at_s, job, Phase.SYNC, None, **more)
+
+    @property
+    def rules(self):
+        return [violation.rule for violation in check(self.events)]
+
+
+def good(samples) -> Trace:
+    """Two jobs, two iterations, one device per pool."""
+    trace = Trace(samples)
+    for iteration in range(2):
+        t = 10.0 * iteration
+        seq = 2 * iteration
+        trace.phase("a", Phase.ROLLOUT, "r/0", seq + 1, t, t + 2, iteration=iteration)
+        trace.phase("b", Phase.ROLLOUT, "r/0", seq + 2, t + 2, t + 4, iteration=iteration)
+        trace.phase("a", Phase.TRAIN, "t/0", seq + 1, t + 2, t + 4, iteration=iteration)
+        trace.phase("b", Phase.TRAIN, "t/0", seq + 2, t + 4, t + 6, iteration=iteration)
+        trace.sync("a", t + 5, iteration=iteration)
+        trace.sync("b", t + 7, iteration=iteration)
+    return trace
+
+
+def test_a_good_trace_has_no_violations_in_whatever_order_it_is_read(samples):
+    trace = good(samples)
+    assert check(trace.events) == []
+    assert check(reversed(trace.events)) == []
+
+
+def test_two_grants_at_once_on_a_device_overlap(samples):
+    trace = good(samples)
+    trace.phase("b", Phase.ROLLOUT, "r/0", 5, 30.0, 32.0, iteration=2)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 6, 31.0, 33.0, iteration=2)
+    assert trace.rules == ["overlap", "early-start"]
+
+
+def test_a_grant_that_was_never_released_holds_its_device(samples):
+    trace = Trace(samples)
+    trace.add(EventType.GRANT, 0.0, "a", Phase.ROLLOUT, "r/0", seq=1)
+    trace.add(EventType.GRANT, 5.0, "b", Phase.ROLLOUT, "r/0", seq=2)
+    assert trace.rules == ["overlap"]
+
+
+def test_numbers_that_do_not_grow_are_told(samples):
+    trace = Trace(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 2, 0.0, 1.0)
+    trace.phase("b", Phase.ROLLOUT, "r/0", 1, 2.0, 3.0)
+    assert trace.rules == ["order"]
+
+
+def test_a_new_epoch_may_begin_its_numbers_again(samples):
+    trace = Trace(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 2, 0.0, 1.0)
+    trace.phase("b", Phase.ROLLOUT, "r/0", 1, 2.0, 3.0, epoch=2)
+    assert trace.rules == []
+
+
+def test_a_start_without_a_grant_is_told(samples):
+    trace = Trace(samples)
+    trace.add(EventType.PHASE_START, 0.0, "a", Phase.ROLLOUT, "r/0", seq=1)
+    assert trace.rules == ["no-grant"]
+
+
+def test_every_device_of_a_phase_needs_its_grant(samples):
+    trace = Trace(samples)
+    trace.add(EventType.GRANT, 0.0, "a", Phase.ROLLOUT, "r/0", seq=4)
+    trace.add(EventType.PHASE_START, 1.0, "a", Phase.ROLLOUT, "r/0", seq=4, devices=["r/0", "r/1"])
+    assert trace.rules == ["no-grant"]
+
+
+def test_a_successor_that_starts_before_the_release_is_told_on_its_other_device_too(samples):
+    trace = Trace(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/1", 1, 0.0, 3.0)
+    trace.add(EventType.GRANT, 0.5, "b", Phase.ROLLOUT, "r/0", seq=1)
+    trace.add(EventType.GRANT, 3.0, "b", Phase.ROLLOUT, "r/1", seq=2)
+    trace.add(EventType.PHASE_START, 2.0, "b", Phase.ROLLOUT, "r/0", seq=2, devices=["r/0", "r/1"])
+    assert trace.rules == ["early-start"]
+
+
+def test_a_repeated_grant_and_release_count_once(samples):
+    trace = good(samples)
+    trace.add(EventType.GRANT, 25.0, "b", Phase.TRAIN, "t/0", seq=4, iteration=1)
+    trace.add(EventType.RELEASED, 25.0, "b", Phase.TRAIN, "t/0", seq=4, iteration=1)
+    assert trace.rules == []
+
+
+def test_phases_out_of_order_are_told(samples):
+    trace = Trace(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 1, 0.0, 1.0)
+    trace.sync("a", 2.0)
+    assert trace.rules == ["phase-order"]
+
+
+def test_an_iteration_left_out_is_told(samples):
+    trace = good(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 5, 30.0, 31.0, iteration=3)
+    assert trace.rules == ["phase-order"]
+
+
+def test_a_restart_may_repeat_its_unfinished_iteration(samples):
+    trace = good(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 5, 30.0, 31.0, iteration=1, attempt=2)
+    trace.phase("a", Phase.TRAIN, "t/0", 5, 31.0, 32.0, iteration=1, attempt=2)
+    assert trace.rules == []
+
+
+def test_a_restart_beyond_what_was_reached_is_told(samples):
+    trace = good(samples)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 5, 30.0, 31.0, iteration=5, attempt=2)
+    assert trace.rules == ["phase-order"]
+
+
+def test_a_script_without_sync_is_in_order(samples):
+    trace = Trace(samples)
+    for iteration in range(2):
+        t = 10.0 * iteration
+        trace.phase("a", Phase.ROLLOUT, "r/0", iteration + 1, t, t + 1, iteration=iteration)
+        trace.phase("a", Phase.TRAIN, "t/0", iteration + 1, t + 1, t + 2, iteration=iteration)
+    assert trace.rules == []
+
+
+def test_a_grant_lost_with_its_controller_is_known_from_its_release(samples):
+    trace = good(samples)
+    lost = {"seq": 5, "iteration": 2}
+    trace.add(EventType.PHASE_START, 30.1, "a", Phase.ROLLOUT, "r/0", **lost)
+    trace.add(EventType.RELEASED, 32.0, "a", Phase.ROLLOUT, "r/0", granted_s=30.0, **lost)
+    assert trace.rules == []
+    trace.phase("b", Phase.ROLLOUT, "r/0", 6, 31.0, 33.0, iteration=2)
+    assert trace.rules == ["overlap", "early-start"]

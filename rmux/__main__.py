@@ -1,3 +1,5 @@
+"""`python -m rmux`: the console script."""
+
 from rmux.cli.main import entry
 
 entry()

@@ -36,10 +36,11 @@ MOUNTS: dict[str, Mount] = {
     "completion": Mount("Print the completion script of a shell.", ("completion",)),
     "schema": Mount("List and print the schemas of JSON documents.", ("schema",)),
 }
+_HERE = Path(__file__).parent
 MOUNTS = {
-    name: mount
+    name: Mount(mount.help, there)
     for name, mount in MOUNTS.items()
-    if all(Path(__file__).with_name(f"{module}.py").exists() for module in mount.modules)
+    if (there := tuple(item for item in mount.modules if (_HERE / f"{item}.py").exists()))
 }
 
 

@@ -10,6 +10,7 @@ from rmux.cli.options import Session
 from rmux.ids import IdSource, fresh_id
 
 if TYPE_CHECKING:
+    from rmux.run.probe import GroupProbe
     from rmux.store.engine import Store
 
 
@@ -32,3 +33,10 @@ def open_store(session: Session) -> Iterator[Store]:
 def ids() -> IdSource:
     """Where new ids come from."""
     return fresh_id
+
+
+def probe(session: Session, store: Store) -> GroupProbe:
+    """Measures a job alone on devices of this host that no group of the store runs on."""
+    from rmux.run.probe import GroupProbe
+
+    return GroupProbe(host=session.settings.host, store=store)

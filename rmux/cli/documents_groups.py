@@ -46,9 +46,13 @@ class ControllerPart(Part):
     epoch: int
 
 
-class GroupFields(Part):
-    """A group; `status`: up, down, or idle (wanted, but nobody serves it)."""
+class GroupDocument(Document):
+    """A group: its plan, its members, its devices now.
 
+    `status`: up, stopping, down, or idle (wanted, but nobody serves it).
+    """
+
+    schema_: Literal["rmux.group/v1"] = named("rmux.group/v1")
     id: str
     status: str
     desired: str
@@ -62,24 +66,12 @@ class GroupFields(Part):
     nodes: tuple[str, ...]
     rotation_version: int
     members: tuple[MemberPart, ...]
-
-
-class GroupRecord(GroupFields, Record):
-    """One group of a list."""
-
-    schema_: Literal["rmux.group/v1"] = named("rmux.group/v1")
-
-
-class GroupDocument(GroupFields, Document):
-    """One group: its members, its plan, its devices now."""
-
-    schema_: Literal["rmux.group/v1"] = named("rmux.group/v1")
     devices: tuple[DevicePart, ...]
 
 
 class GroupList(Document):
     schema_: Literal["rmux.group_list/v1"] = named("rmux.group_list/v1")
-    items: tuple[GroupRecord, ...]
+    items: tuple[GroupDocument, ...]
 
 
 class GroupDown(Document):

@@ -35,9 +35,10 @@ class SlowdownPart(Part):
     """Median of the last iterations, seconds."""
 
 
-class JobFields(Part):
+class JobDocument(Document):
     """A job, its state in lower case; null means not known or not begun."""
 
+    schema_: Literal["rmux.job/v1"] = named("rmux.job/v1")
     id: str
     name: str
     state: str
@@ -63,23 +64,11 @@ class JobFields(Part):
     ended_at: Instant | None
 
 
-class JobRecord(JobFields, Record):
-    """One job of a list."""
-
-    schema_: Literal["rmux.job/v1"] = named("rmux.job/v1")
-
-
-class JobDocument(JobFields, Document):
-    """One job."""
-
-    schema_: Literal["rmux.job/v1"] = named("rmux.job/v1")
-
-
 class JobList(Document):
     """Jobs, oldest first."""
 
     schema_: Literal["rmux.job_list/v1"] = named("rmux.job_list/v1")
-    items: tuple[JobRecord, ...]
+    items: tuple[JobDocument, ...]
     total: int
     truncated: bool
 
@@ -91,9 +80,10 @@ class JobChange(Part):
     attempt: int | None
 
 
-class ReasonFields(Part):
+class JobReason(Document):
     """Why a job is where it is, what bears on it, and what would change it."""
 
+    schema_: Literal["rmux.job_reason/v1"] = named("rmux.job_reason/v1")
     id: str
     name: str
     state: str
@@ -104,19 +94,9 @@ class ReasonFields(Part):
     history: tuple[JobChange, ...]
 
 
-class JobReasonRecord(ReasonFields, Record):
-    schema_: Literal["rmux.job_reason/v1"] = named("rmux.job_reason/v1")
-
-
-class JobReason(ReasonFields, Document):
-    """Why a job is where it is."""
-
-    schema_: Literal["rmux.job_reason/v1"] = named("rmux.job_reason/v1")
-
-
 class JobReasonList(Document):
     schema_: Literal["rmux.job_reason_list/v1"] = named("rmux.job_reason_list/v1")
-    items: tuple[JobReasonRecord, ...]
+    items: tuple[JobReason, ...]
 
 
 class JobCancelled(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rmux.cli.documents import Document, Part, Record, named
+from rmux.cli.documents import Document, Part, named
 
 
 class NodePart(Part):
@@ -26,7 +26,10 @@ class LinkPart(Part):
     rate_bps: float
 
 
-class PoolFields(Part):
+class PoolDocument(Document):
+    """One pool: its nodes, who holds them, its links."""
+
+    schema_: Literal["rmux.pool/v1"] = named("rmux.pool/v1")
     name: str
     kind: str
     hardware: str
@@ -39,21 +42,9 @@ class PoolFields(Part):
     links: tuple[LinkPart, ...]
 
 
-class PoolRecord(PoolFields, Record):
-    """One pool of a list."""
-
-    schema_: Literal["rmux.pool/v1"] = named("rmux.pool/v1")
-
-
-class PoolDocument(PoolFields, Document):
-    """One pool: its nodes, who holds them, its links."""
-
-    schema_: Literal["rmux.pool/v1"] = named("rmux.pool/v1")
-
-
 class PoolList(Document):
     schema_: Literal["rmux.pool_list/v1"] = named("rmux.pool_list/v1")
-    items: tuple[PoolRecord, ...]
+    items: tuple[PoolDocument, ...]
     revision: int
 
 

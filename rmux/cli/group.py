@@ -34,7 +34,7 @@ def ls(
     found = session(ctx)
     with open_store(found) as store, store.read() as conn:
         chosen = groups.ls(conn, all=everything)
-        items = tuple(group_views.record(group_views.look(conn, group.id)) for group in chosen)
+        items = tuple(group_views.document(group_views.look(conn, group.id)) for group in chosen)
     found.out.emit(
         GroupList(items=items),
         table=lambda: group_rows.groups(items),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rmux import units
-from rmux.cli.documents_groups import GroupDocument, GroupRecord, Timeline
+from rmux.cli.documents_groups import GroupDocument, Timeline
 from rmux.cli.job_views import slowdown_text, state_text
 from rmux.cli.output import Column, Table
 
 
-def groups(items: Iterable[GroupRecord]) -> Table:
+def groups(items: Iterable[GroupDocument]) -> Table:
     return Table(
         (
             "ID",

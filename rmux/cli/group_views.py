@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rmux import timeline
-from rmux.cli.documents_groups import GroupDocument, GroupRecord
+from rmux.cli.documents_groups import GroupDocument
 from rmux.cli.progress import pace_of
 from rmux.clock import SystemClock, boot_id
 from rmux.cluster import Cluster, PoolKind
@@ -93,10 +93,6 @@ def look(
         now_s=now_s,
         at=datetime.now(UTC),
     )
-
-
-def record(seen: Look) -> GroupRecord:
-    return GroupRecord(**_fields(seen))
 
 
 def document(seen: Look) -> GroupDocument:

@@ -245,7 +245,7 @@ def _colored(line: str) -> Text:
 
 
 def _snapshot(seen: Look) -> EventRecord:
-    group = group_views.record(seen).model_dump(mode="json", by_alias=True)
+    group = group_views.document(seen).model_dump(mode="json", by_alias=True)
     return EventRecord(
         seq=seen.seq,
         type="snapshot",

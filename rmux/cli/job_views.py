@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rmux import units
-from rmux.cli.documents_jobs import JobDocument, JobRecord
+from rmux.cli.documents_jobs import JobDocument
 from rmux.cli.output import Column, Table
 from rmux.cli.progress import Pace, read_pace
 from rmux.job import Job, JobState
@@ -45,11 +45,9 @@ def planned_solo_s(conn: Conn, jobs: Iterable[Job]) -> dict[str, float]:
     """Planned period alone of every job that is under way and has a profile, seconds."""
     from rmux.store import profiles
 
-    found = {}
-    for job in jobs:
-        if job.state in _MOVING and job.profile_id is not None:
-            found[str(job.id)] = profiles.get(conn, job.profile_id).solo_s
-    return found
+    chosen = {job.id: job.profile_id for job in jobs if job.state in _MOVING and job.profile_id}
+    solo_s = {one: profiles.get(conn, one).solo_s for one in set(chosen.values())}
+    return {str(job): solo_s[profile] for job, profile in chosen.items()}
 
 
 def fields(job: Job, *, pace: Pace, solo_s: float | None, observed_at: datetime) -> dict[str, Any]:
@@ -92,18 +90,18 @@ def document(conn: Conn, job: Job) -> JobDocument:
     return JobDocument(**fields(job, pace=read_pace(conn, job.id), solo_s=solo_s, observed_at=now))
 
 
-def records(conn: Conn, jobs: Iterable[Job]) -> tuple[JobRecord, ...]:
+def records(conn: Conn, jobs: Iterable[Job]) -> tuple[JobDocument, ...]:
     found = list(jobs)
     now, pace, solo = datetime.now(UTC), paces(conn, found), planned_solo_s(conn, found)
     return tuple(
-        JobRecord(
+        JobDocument(
             **fields(job, pace=pace.get(job.id, Pace()), solo_s=solo.get(job.id), observed_at=now)
         )
         for job in found
     )
 
 
-def table(items: Iterable[JobRecord]) -> Table:
+def table(items: Iterable[JobDocument]) -> Table:
     return Table(COLUMNS, [_row(item) for item in items])
 
 
@@ -116,7 +114,7 @@ def state_text(state: str, desired: str = "run") -> str:
     return f"{text}>PAUSE" if moving and desired == "pause" and state != "paused" else text
 
 
-def phase_text(item: JobRecord | JobDocument) -> str:
+def phase_text(item: JobDocument) -> str:
     """'train' when it runs, 'wait:train' while it waits for its devices."""
     if item.phase is None:
         return "-"
@@ -139,7 +137,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items()) or "-"
 
 
-def _row(item: JobRecord) -> list[object]:
+def _row(item: JobDocument) -> list[object]:
     reason = item.reason.code if item.reason.code != "none" else None
     reward = item.reward.last
     return [

@@ -12,7 +12,6 @@ from rmux.cli.documents_jobs import (
     JobChange,
     JobReason,
     JobReasonList,
-    JobReasonRecord,
     ReasonPart,
 )
 from rmux.cli.progress import read_pace
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
     from rmux.store.engine import Conn, Store
 
 _ERROR_LINES = 8
+_PLACES = 5
 
 
-def explain(store: Store, job_id: str, *, history: bool = False) -> JobReasonRecord:
+def explain(store: Store, job_id: str, *, history: bool = False) -> JobReason:
     """NotFoundError when there is no such job."""
     from rmux.store import jobs
 
@@ -34,7 +34,9 @@ def explain(store: Store, job_id: str, *, history: bool = False) -> JobReasonRec
         job = jobs.get(conn, job_id)
         facts, advice = _bearing(conn, job)
         changes = _changes(conn, job) if history else ()
-    return JobReasonRecord(
+    if job.state is JobState.PENDING and job.profile_id is not None:
+        facts += _places(store, job)
+    return JobReason(
         id=job.id,
         name=job.spec.name,
         state=job.state.value,
@@ -46,15 +48,12 @@ def explain(store: Store, job_id: str, *, history: bool = False) -> JobReasonRec
     )
 
 
-def document(found: Sequence[JobReasonRecord]) -> Document:
+def document(found: Sequence[JobReason]) -> Document:
     """One job's own document, or a list for several."""
-    if len(found) != 1:
-        return JobReasonList(items=tuple(found))
-    fields = {name: getattr(found[0], name) for name in JobReasonRecord.model_fields}
-    return JobReason(**fields)
+    return found[0] if len(found) == 1 else JobReasonList(items=tuple(found))
 
 
-def text(found: JobReasonRecord) -> str:
+def text(found: JobReason) -> str:
     """What people read: the answer first, then what bears on it, then what to do."""
     age = job_views.age(found.since, datetime.now(UTC))
     answer = found.reason.message or _STANDING[JobState(found.state)]
@@ -116,6 +115,24 @@ def _pending(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
         )
     advice = [f"rmux pool undrain {node}" for node in _drained(cluster.pools)]
     return facts, [*advice, "wait: a job that ends makes room, and this one is placed by itself"]
+
+
+def _places(store: Store, job: Job) -> list[str]:
+    """What stands against each place now, nearest first."""
+    from rmux.place import service
+    from rmux.place.decision import place_name
+    from rmux.store import profiles
+
+    with store.read() as conn:
+        profile = profiles.get(conn, job.profile_id or "")
+    decision = service.plan(store, job.spec, profile)
+    nearest = sorted(decision.candidates, key=lambda one: one.miss)
+    told = [
+        f"place   {place_name(one)} ({one.kind}): {one.reason.message or 'would do now'}"
+        for one in nearest
+    ]
+    more = len(told) - _PLACES
+    return [*told[:_PLACES], *([f"place   {more} more refused"] if more > 0 else [])]
 
 
 def _drained(pools: Sequence[object]) -> list[str]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmux import units
-from rmux.cli.documents_pools import PoolChange, PoolDocument, PoolList
+from rmux.cli.documents_pools import PoolChange, PoolList
 from rmux.cli.options import DryRun, session
 from rmux.cli.output import Column, Table
-from rmux.cli.pool_views import change, fields, node_rows, record
+from rmux.cli.pool_views import change, document, node_rows
 from rmux.cli.wiring import open_store
 from rmux.ids import fresh_id
 
@@ -58,7 +58,7 @@ def ls(ctx: typer.Context) -> None:
     with open_store(found) as store, store.read() as conn:
         cluster, held = pools.load(conn), pools.holders(conn)
         revision = groups.revision(conn)
-    items = tuple(record(cluster, pool, held) for pool in cluster.pools)
+    items = tuple(document(cluster, pool, held) for pool in cluster.pools)
     found.out.emit(
         PoolList(items=items, revision=revision),
         table=lambda: Table(
@@ -100,9 +100,9 @@ def show(ctx: typer.Context, pool: PoolArg) -> None:
     found = session(ctx)
     with open_store(found) as store, store.read() as conn:
         cluster, held = pools.load(conn), pools.holders(conn)
-    document = PoolDocument(**fields(cluster, cluster.pool(pool), held))
-    found.out.emit(document, table=lambda: node_rows(document), names=[document.name])
-    for link in document.links:
+    seen = document(cluster, cluster.pool(pool), held)
+    found.out.emit(seen, table=lambda: node_rows(seen), names=[seen.name])
+    for link in seen.links:
         found.out.note(f"link {link.source}, {link.target}: {units.format_rate(link.rate_bps)}")
 
 

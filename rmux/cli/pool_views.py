@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmux import units
-from rmux.cli.documents_pools import PoolDocument, PoolRecord
+from rmux.cli.documents_pools import LinkPart, NodePart, PoolDocument
 from rmux.cli.output import Column, Table
 from rmux.cluster import Cluster, NodePool
 from rmux.ids import GroupId, IdSource, NodeId
@@ -31,43 +31,39 @@ def change(
     return changed, revision
 
 
-def fields(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -> dict[str, Any]:
+def document(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -> PoolDocument:
     """What `rmux.pool/v1` says of a pool."""
     free = [node for node in pool.nodes if not node.drained and node.id not in held]
-    return {
-        "name": pool.name,
-        "kind": pool.kind.value,
-        "hardware": pool.hardware,
-        "usd_per_device_h": pool.usd_per_device_h,
-        "num_nodes": len(pool.nodes),
-        "num_devices": sum(node.num_devices for node in pool.nodes),
-        "free_nodes": len(free),
-        "drained_nodes": sum(bool(node.drained) for node in pool.nodes),
-        "nodes": [
-            {
-                "id": node.id,
-                "host": node.host,
-                "device_kind": node.device_kind,
-                "num_devices": node.num_devices,
-                "cores": node.cores,
-                "gpu_uuids": node.gpu_uuids,
-                "host_memory_bytes": node.host_memory_bytes,
-                "reserved_memory_bytes": node.reserved_memory_bytes,
-                "drained": node.drained,
-                "group": held.get(node.id),
-            }
+    return PoolDocument(
+        name=pool.name,
+        kind=pool.kind.value,
+        hardware=pool.hardware,
+        usd_per_device_h=pool.usd_per_device_h,
+        num_nodes=len(pool.nodes),
+        num_devices=sum(node.num_devices for node in pool.nodes),
+        free_nodes=len(free),
+        drained_nodes=sum(bool(node.drained) for node in pool.nodes),
+        nodes=tuple(
+            NodePart(
+                id=node.id,
+                host=node.host,
+                device_kind=node.device_kind,
+                num_devices=node.num_devices,
+                cores=node.cores,
+                gpu_uuids=node.gpu_uuids,
+                host_memory_bytes=node.host_memory_bytes,
+                reserved_memory_bytes=node.reserved_memory_bytes,
+                drained=node.drained,
+                group=held.get(node.id),
+            )
             for node in pool.nodes
-        ],
-        "links": [
-            {"source": link.source, "target": link.target, "rate_bps": link.rate_bps}
+        ),
+        links=tuple(
+            LinkPart(source=link.source, target=link.target, rate_bps=link.rate_bps)
             for link in cluster.links
             if pool.name in (link.source, link.target)
-        ],
-    }
-
-
-def record(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -> PoolRecord:
-    return PoolRecord(**fields(cluster, pool, held))
+        ),
+    )
 
 
 def node_rows(pool: PoolDocument) -> Table:

@@ -194,9 +194,9 @@ def _job_row(letter: str, member: MemberPart) -> Sequence[object]:
         member.iteration,
         units.format_duration(member.last_wait_s),
         units.format_duration(member.last_switch_s),
-        slowdown_text(slowdown.now, member.slo.max_slowdown),
+        slowdown_text(slowdown.now, member.slo.max_slowdown) + ("!" if risky else " "),
         units.format_duration(slowdown.period_s),
-        "! slo-risk" if risky else "",
+        "slo-risk" if risky else "",
     )
 
 

@@ -11,12 +11,14 @@ import json
 import math
 import types
 import typing
+from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Reader = Callable[[Any], Any]
 
 
 def to_document(value: Any) -> Any:
@@ -34,9 +36,12 @@ def to_document(value: Any) -> Any:
 
 def from_document(cls: type[T], document: dict[str, Any]) -> T:
     """The dataclass of a document that `to_document` made. TypeError when a field is missing."""
-    fields = _fields(typing.cast("Any", cls))
-    known = {name: _value(hint, document[name]) for name, hint in fields if name in document}
-    return cls(**known)
+    values = {}
+    for name, read in _readers(typing.cast("Any", cls)):
+        if name in document:
+            value = document[name]
+            values[name] = value if read is None else read(value)
+    return cls(**values)
 
 
 def to_json(value: Any) -> str:
@@ -63,22 +68,43 @@ def _fields(cls: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, hints[field.name]) for field in dataclasses.fields(cls))
 
 
-def _value(hint: Any, value: Any) -> Any:
+@cache
+def _readers(cls: Any) -> tuple[tuple[str, Reader | None], ...]:
+    """How to read each field; None where the JSON value is the value."""
+    return tuple((name, _reader(hint)) for name, hint in _fields(cls))
+
+
+def _reader(hint: Any) -> Reader | None:
     origin = typing.get_origin(hint)
     if origin is types.UnionType:
         inner = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-        return None if value is None else _value(inner, value)
+        return _optional(_reader(inner))
     if origin is tuple:
-        args = typing.get_args(hint)
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_value(args[0], item) for item in value)
-        return tuple(_value(arg, item) for arg, item in zip(args, value, strict=True))
+        return _tuple(typing.get_args(hint))
     if dataclasses.is_dataclass(hint):
-        return from_document(typing.cast("type[Any]", hint), value)
+        return partial(from_document, typing.cast("type[Any]", hint))
     if hint is datetime:
-        return datetime.fromisoformat(value)
+        return datetime.fromisoformat
     if hint is float:
-        return float(value)
+        return float
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
+        return hint
+    return None
+
+
+def _optional(read: Reader | None) -> Reader | None:
+    if read is None:
+        return None
+    return lambda value: None if value is None else read(value)
+
+
+def _tuple(args: tuple[Any, ...]) -> Reader:
+    if len(args) == 2 and args[1] is Ellipsis:
+        read = _reader(args[0])
+        return tuple if read is None else lambda value: tuple(map(read, value))
+    reads = [_reader(arg) or _same for arg in args]
+    return lambda value: tuple(read(item) for read, item in zip(reads, value, strict=True))
+
+
+def _same(value: Any) -> Any:
     return value

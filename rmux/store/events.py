@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from rmux.clock import Clock
 from rmux.errors import UnreachableError
@@ -38,8 +37,7 @@ def append(conn: Conn, new: Iterable[PhaseEvent]) -> int:
     rows = [_row(event) for event in new]
     if not rows:
         return 0
-    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    query = dialect.insert(events).on_conflict_do_nothing(index_elements=["source", "source_n"])
+    query = _insert(conn, index_elements=["source", "source_n"])
     done = conn.execute(query, rows, execution_options={"preserve_rowcount": True})
     return int(done.rowcount)
 
@@ -116,6 +114,16 @@ def follow(
         yield News(events=tuple(found), seq=after_seq)
         if not found:
             clock.sleep_s(poll_s)
+
+
+def _insert(conn: Conn, *, index_elements: list[str]) -> sa.Insert:
+    if conn.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+        return sqlite_insert(events).on_conflict_do_nothing(index_elements=index_elements)
+    from sqlalchemy.dialects.postgresql import insert as postgres_insert
+
+    return postgres_insert(events).on_conflict_do_nothing(index_elements=index_elements)
 
 
 def _matching(

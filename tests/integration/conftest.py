@@ -38,15 +38,6 @@ def postgres_url() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty store to copy: one migration for the whole session."""
-    path = tmp_path_factory.mktemp("empty") / "rmux.db"
-    store = Store.create(f"sqlite:///{path}")
-    store.close()
-    return path
-
-
 @pytest.fixture(params=BACKENDS)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty store lies."""

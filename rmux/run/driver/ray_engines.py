@@ -178,25 +178,24 @@ class RayEngines:
                 path.unlink(missing_ok=True)
 
     def _gate(self) -> None:
-        """Compare each worker that holds a version for the first time with the trainer's numbers.
+        """Compare each worker that holds the trainer's version for the first time with its numbers.
 
         WorkerError 'sync.gate'. Nothing has been sampled yet.
         """
         if PoolKind.TRAIN not in self._inited:
             return
-        due = {d: h for d, h in self._handles.items() if self._gated.get(d) != h.version}
-        if not due:
-            return
         reference = self.trainer().gate_reference()
-        version = next(iter(due.values())).version
-        if reference.version != version:
+        other = next((h for h in self._handles.values() if h.version != reference.version), None)
+        if other is not None:
             if self._config.spec.max_staleness == 0:
                 raise WorkerError(
-                    f"the engines hold weight version {version}, the trainer scored "
+                    f"{other.device} holds weight version {other.version}, the trainer scored "
                     f"{reference.version}: the sync is missing",
                     code="sync.gate",
                 )
             return  # one step off-policy: the trainer is ahead of what is being sampled
+        version = reference.version
+        due = {d: h for d, h in self._handles.items() if self._gated.get(d) != version}
         vllm_gate.check_sequences(reference.sequences, max_model_len=self._options.max_model_len)
         refs = [handle.actor.score.remote(reference.sequences) for handle in due.values()]
         scored = self._session.get(refs, timeout_s=_CALL_S, what="the sync gate")

@@ -218,9 +218,9 @@ class RaySession:
             if wanted is not None and str(handle._actor_id.hex()) == str(wanted):
                 pid = self._pids.get(handle, 0)
                 tail = self.stderr_of(pid)
-                last = tail.splitlines()[-1] if tail else "it left no message"
+                last = f"its last words: {tail.splitlines()[-1]}" if tail else "without a word"
                 return BackendError(
-                    f"{name} (pid {pid}) died: {last}",
+                    f"{name} (pid {pid}) died, {last}",
                     code="backend.died",
                     details={"actor": name, "pid": pid, "stderr": tail},
                 )

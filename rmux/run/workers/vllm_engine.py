@@ -245,6 +245,7 @@ def configure(options: EngineOptions) -> Any:
         enforce_eager=True,
         skip_tokenizer_init=True,
         disable_log_stats=True,
+        use_tqdm_on_load=False,
     ).create_engine_config()
 
 

@@ -2,7 +2,7 @@
 
     python examples/cpu/make_models.py
 
-Writes models/copy and models/sort beside this file (2.4 MB each), unless they are there already.
+Writes models/copy and models/sort beside this file (3.6 MB each), unless they are there already.
 Nothing is downloaded; the weights depend on the seed alone.
 """
 
@@ -29,7 +29,7 @@ def make(folder: Path, *, seed: int) -> None:
         vocab_size=tokenizer.num_tokens,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=4,
+        num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,

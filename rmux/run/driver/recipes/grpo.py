@@ -78,7 +78,9 @@ def main(spec: JobSpec) -> None:
     def sync() -> Any:
         return trainer.publish(fleet)
 
-    with RewardPool(spec.reward.function, timeout_s=spec.reward.timeout_s) as rewards:
+    with RewardPool(
+        spec.reward.function, timeout_s=spec.reward.timeout_s, python=spec.python
+    ) as rewards:
         for iteration in range(first, spec.iterations):
             prompts = draw_prompts(spec, prompts_of, iteration=iteration)
             found = rollout(iteration, prompts, encode(spec, tokenizer, prompts))

@@ -6,6 +6,7 @@ in the engine before its first step. Tokens leave in flushes that are kept until
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import traceback
@@ -53,7 +54,7 @@ class StepLoop:
         self._flushed = threading.Condition()
         self._sequence = 0
         self._buffer: dict[str, list[Delta]] = {}
-        self._buffered_at_s = 0.0
+        self._flushed_at_s = -math.inf
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -139,8 +140,8 @@ class StepLoop:
         for delta in self._engine.step():
             self._buffer.setdefault(delta.request_id, []).append(delta)
         now_s = time.monotonic()
-        if now_s - self._buffered_at_s >= self._flush_s or not self._engine.has_work():
-            self._buffered_at_s = now_s
+        if now_s - self._flushed_at_s >= self._flush_s or not self._engine.has_work():
+            self._flushed_at_s = now_s
             self.flush()
 
     def _fail(self, text: str) -> None:

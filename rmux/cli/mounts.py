@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -35,12 +34,6 @@ MOUNTS: dict[str, Mount] = {
     "doctor": Mount("Check this host: store, engines, memory, cores.", ("doctor",)),
     "completion": Mount("Print the completion script of a shell.", ("completion",)),
     "schema": Mount("List and print the schemas of JSON documents.", ("schema",)),
-}
-_HERE = Path(__file__).parent
-MOUNTS = {
-    name: Mount(mount.help, there)
-    for name, mount in MOUNTS.items()
-    if (there := tuple(item for item in mount.modules if (_HERE / f"{item}.py").exists()))
 }
 
 

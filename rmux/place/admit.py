@@ -74,7 +74,7 @@ def admit(
             never, reason = True, why_refused(empty)
     return Decision(
         job_id=job_id,
-        assignment=None if chosen is None else judged[chosen].assignment,
+        assignment=None if chosen is None else _assignment(judged[chosen], job_id),
         candidates=tuple(judged),
         chosen=chosen,
         reason=reason,
@@ -147,12 +147,8 @@ class _Judge:
         loops = [loop_of(member) for member in members]
         candidate = replace(
             self._promised(blank, members, period_of(loops, order=[m.job_id for m in members])),
-            assignment=Assignment(
-                job_id=self.newcomer.job_id,
-                group_id=blank.group_id,
-                placement=proposal.placement,
-                added_nodes=proposal.added_nodes,
-            ),
+            placement=proposal.placement,
+            added_nodes=proposal.added_nodes,
             marginal_usd_per_h=cost_usd_per_h(proposal.added_nodes, self.state.cluster),
             overlapping=overlaps(loops),
             memory=memory_of(
@@ -165,7 +161,7 @@ class _Judge:
         refusal, miss = self._first_broken(candidate)
         if refusal is None:
             return replace(candidate, verdict=Verdict.FEASIBLE)
-        return replace(candidate, reason=refusal, miss=miss, assignment=None)
+        return replace(candidate, reason=refusal, miss=miss)
 
     def _promised(
         self, candidate: Candidate, members: Sequence[Member], period: Period
@@ -234,8 +230,7 @@ class _Judge:
         message = (
             f"period {format_duration(candidate.period.period_s)}{with_margin} slows "
             f"{tight.name} {planned_s / candidate.cap_s * tight.limit:.2f}x where "
-            f"{tight.limit:.2f}x is allowed; bound by {candidate.period.binding} of "
-            f"{candidate.period.subject}"
+            f"{tight.limit:.2f}x is allowed; bound by {candidate.bound_by}"
         )
         return Reason(code="slo", message=message), planned_s / candidate.cap_s - 1
 
@@ -270,6 +265,17 @@ class _Judge:
         )
 
 
+def _assignment(candidate: Candidate, job_id: JobId) -> Assignment | None:
+    if candidate.placement is None:
+        return None
+    return Assignment(
+        job_id=job_id,
+        group_id=candidate.group_id,
+        placement=candidate.placement,
+        added_nodes=candidate.added_nodes,
+    )
+
+
 def _choose(candidates: Sequence[Candidate], rule: str) -> int | None:
     """The cheapest; then fewest new nodes, sets that do not overlap, most slack, first found."""
     feasible = [i for i, one in enumerate(candidates) if one.verdict is Verdict.FEASIBLE]
@@ -283,8 +289,12 @@ def _cost(candidate: Candidate) -> float:
 
 
 def _preference(candidate: Candidate) -> tuple[float, int, bool, float]:
-    added = candidate.assignment.added_nodes if candidate.assignment is not None else ()
-    return (_cost(candidate), len(added), candidate.overlapping, _tightness(candidate))
+    return (
+        _cost(candidate),
+        len(candidate.added_nodes),
+        candidate.overlapping,
+        _tightness(candidate),
+    )
 
 
 def _tightness(candidate: Candidate) -> float:

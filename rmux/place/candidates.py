@@ -251,7 +251,8 @@ def _shortage(
         return None
     names = " and ".join(f"{pool.kind} pool {pool.name}" for pool in pools)
     total = sum(node.num_devices for pool in pools for node in pool.nodes)
-    message = f"needs {count} devices; {names} has {max(free)} of {total} free"
+    devices = "1 device" if count == 1 else f"{count} devices"
+    message = f"needs {devices}; {names} has {max(free)} of {total} free"
     would_do = max(some + more for some, more in zip(free, drained, strict=True)) >= count
     if would_do:
         return Reason(code="drained", message=f"{message}, {sum(drained)} on drained nodes")

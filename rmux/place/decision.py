@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rmux.group import Assignment
-from rmux.ids import GroupId, JobId
+from rmux.group import Assignment, Placement
+from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import Reason
 from rmux.place.candidates import Kind
 from rmux.place.link import LinkLoad
@@ -46,7 +46,8 @@ class Candidate:
     """None for a new group."""
     verdict: Verdict
     reason: Reason
-    assignment: Assignment | None = None
+    placement: Placement | None = None
+    added_nodes: tuple[NodeId, ...] = ()
     marginal_usd_per_h: float | None = None
     period: Period | None = None
     cap_s: float | None = None
@@ -60,6 +61,15 @@ class Candidate:
     link: LinkLoad | None = None
     miss: float = float("inf")
     """By what fraction of its limit a refused candidate misses; infinite where nothing is near."""
+
+    @property
+    def bound_by(self) -> str:
+        """'rollout load of r0/0': what makes the period as long as it is, jobs by their names."""
+        if self.period is None:
+            return ""
+        names = {str(one.job_id): one.name for one in self.slowdowns}
+        subjects = (names.get(part, part) for part in self.period.subject.split(", "))
+        return f"{self.period.binding} of {', '.join(subjects)}"
 
     @property
     def tightest(self) -> Slowdown | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rmux.errors import ConflictError, InfeasibleError, NotFoundError
+from rmux.errors import ConflictError, InfeasibleError, InternalError, NotFoundError
 from rmux.estimate import JobProfile
 from rmux.group import Assignment, ClusterState
 from rmux.ids import GroupId, IdSource, JobId
@@ -108,12 +108,16 @@ def submit(
     rule: str = "interval",
     margin: float = 0.0,
     by_name: bool = False,
+    revision: int | None = None,
+    dry_run: bool = False,
 ) -> Submission:
-    """Store a new job and place it, both in one transaction.
+    """Store a new job with its profile and place it, all in one transaction.
 
     A job of the same id, or with `by_name` an unfinished one of the same name, is returned as it
-    stands when its spec is the same. ConflictError when it is not, or when others kept changing
-    the store; InfeasibleError, with nothing stored, when the job could never be placed.
+    stands when its spec is the same. With `dry_run` everything is done and rolled back.
+    ConflictError when another job has the id or the name, when the store is not at `revision`, or
+    when others kept changing it; InfeasibleError, with nothing stored, when the job could never be
+    placed.
     """
     job = replace(job, profile_id=profile.id)
 
@@ -123,20 +127,51 @@ def submit(
             now = state.load(conn)
         if known is not None:
             return Submission(job=known, created=False, decision=None)
+        if revision is not None and now.revision != revision:
+            raise ConflictError(
+                f"the placement was made at revision {revision}, the store is at {now.revision}",
+                hint="run rmux place again",
+                code="place.stale",
+            )
         decision = admit(
             now, spec=job.spec, profile=profile, job_id=job.id, rule=rule, margin=margin
         )
         if decision.never_fits:
             raise infeasible(job.spec, decision)
-        with store.write() as conn:
-            if _known(conn, job, by_name=by_name) is not None:
-                raise _stale()
-            _check_revision(conn, now)
-            jobs.insert(conn, job)
-            _apply(conn, [decision], ids)
-            return Submission(job=jobs.get(conn, job.id), created=True, decision=decision)
+        return _stored(store, job, profile, decision, now, ids=ids, dry_run=dry_run)
 
     return _until_fresh(attempt)
+
+
+def _stored(
+    store: Store,
+    job: Job,
+    profile: JobProfile,
+    decision: Decision,
+    now: ClusterState,
+    *,
+    ids: IdSource,
+    dry_run: bool,
+) -> Submission:
+    done: Submission | None = None
+    try:
+        with store.write() as conn:
+            _check_revision(conn, now)
+            profiles.save(conn, profile)
+            jobs.insert(conn, job)
+            _apply(conn, [decision], ids)
+            done = Submission(job=jobs.get(conn, job.id), created=True, decision=decision)
+            if dry_run:
+                raise _RolledBackError
+    except _RolledBackError:
+        pass
+    if done is None:
+        raise InternalError("a submission was neither stored nor refused")
+    return done
+
+
+class _RolledBackError(Exception):
+    """Ends the transaction of a dry run."""
 
 
 def infeasible(spec: JobSpec, decision: Decision) -> InfeasibleError:

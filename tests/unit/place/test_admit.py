@@ -73,7 +73,7 @@ def test_a_member_with_a_tight_slo_keeps_others_out_and_is_named(lab):
     assert decision.reason.code == "slo"
     assert "a 1.25x where 1.10x is allowed" in decision.reason.message
     assert "rollout load of r0/0" in decision.reason.message
-    assert "new group: needs 1 devices" in decision.reason.message
+    assert "new group: needs 1 device;" in decision.reason.message
 
 
 def test_the_newcomers_own_slo_counts_too(lab):

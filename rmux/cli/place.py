@@ -1,0 +1,109 @@
+"""`rmux place`: where a job would go now. It reserves nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmux.cli.exit_codes import ExitCode
+from rmux.cli.options import SpecPath, session
+from rmux.cli.wiring import ids, open_store
+from rmux.errors import UserError
+
+if TYPE_CHECKING:
+    from rmux.job import JobSpec
+
+app = typer.Typer(help="Show where a job would go, what it costs and who gets slower.")
+
+Slo = Annotated[
+    float | None,
+    typer.Option("--slo", metavar="X", help="Accept this slowdown instead of the spec's."),
+]
+Rule = Annotated[
+    str,
+    typer.Option("--rule", metavar="interval|paper", help="Admission rule; paper = Algorithm 1."),
+]
+Margin = Annotated[
+    float,
+    typer.Option("--margin", metavar="X", help="Plan with periods longer by this fraction."),
+]
+
+
+@app.command("place")
+def place(
+    ctx: typer.Context,
+    spec: SpecPath,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every candidate with its numbers and its verdict.")
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="Look at this group only.")
+    ] = None,
+    slo: Slo = None,
+    rule: Rule = "interval",
+    margin: Margin = 0.0,
+) -> int:
+    """Show where a job would go now, what it costs and who gets slower. Reserves nothing.
+
+    Exit 3 when there is no place for it now.
+    """
+    from rmux.cli import place_views
+    from rmux.place import service
+    from rmux.profile.service import profile_job
+    from rmux.spec import load_spec
+    from rmux.store import groups
+
+    found = session(ctx)
+    out = found.out
+    wanted = with_slo(load_spec(spec), slo)
+    with open_store(found) as store:
+        profile = profile_job(store, wanted, ids=ids(), save=False)
+        only = None
+        if group is not None:
+            with store.read() as conn:
+                only = groups.resolve(conn, group)
+        began_s = time.monotonic()
+        decision = service.plan(store, wanted, profile, rule=rule, margin=margin, group=only)
+        elapsed_s = time.monotonic() - began_s
+    if not decision.admitted and not explain:
+        raise service.infeasible(wanted, decision)
+    document = place_views.placement_document(
+        decision, spec=wanted, profile=profile, elapsed_s=elapsed_s
+    )
+    out.note(place_views.profile_line(profile))
+    if explain:
+        out.note(
+            f"{document.explored} candidates, {document.pruned} refused without a placement, "
+            f"{elapsed_s * 1e3:.0f} ms"
+        )
+        wide = out.format == "wide"
+        out.emit(
+            document,
+            table=lambda: place_views.explain_table(decision, wide=wide),
+            names=[place_views.target(decision)],
+        )
+        if not wide and (more := place_views.left_out(decision)):
+            out.note(more)
+    else:
+        out.emit(
+            document,
+            text=lambda: place_views.summary(decision),
+            names=[place_views.target(decision)],
+        )
+    if not decision.admitted:
+        out.note(f"no place for it now: {decision.reason.message}")
+        return int(ExitCode.INFEASIBLE)
+    out.note(f"plan only; nothing is reserved. next: rmux job submit {spec}")
+    return int(ExitCode.DONE)
+
+
+def with_slo(spec: JobSpec, slo: float | None) -> JobSpec:
+    """The spec with another SLO. UserError below 1."""
+    if slo is None:
+        return spec
+    if not 1 <= slo < float("inf"):
+        raise UserError(f"--slo is {slo:g}; the smallest slowdown a job can accept is 1")
+    return replace(spec, slo=slo)

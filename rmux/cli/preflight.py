@@ -1,0 +1,57 @@
+"""What can be found wrong with a job before it is stored: model, functions, script, engines."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from rmux.errors import BackendError, SpecError
+from rmux.job import Engine, JobSpec
+
+_ENGINES = ("ray", "torch", "deepspeed", "vllm")
+
+
+def check(spec: JobSpec, *, hardware: str) -> None:
+    """SpecError when a model, function or script cannot be used, BackendError without engines.
+
+    The user's functions are imported in a process of their own, under a deadline. Emulated jobs
+    use none of it; a script that brings its own engines needs none of rmux's.
+    """
+    if spec.engine is Engine.EMULATED:
+        return
+    if spec.model_path:
+        from rmux.profile.footprint import load_shape
+
+        load_shape(spec.model_path)
+        if spec.python is None:
+            _check_engines(hardware)
+    functions = [name for name in (spec.task_module, spec.reward.function) if name]
+    if functions:
+        from rmux.run.sandbox.check import check_function
+
+        for function in functions:
+            check_function(function, python=spec.python)
+    if spec.script is not None:
+        _check_script(Path(spec.script))
+
+
+def _check_engines(hardware: str) -> None:
+    missing = [name for name in _ENGINES if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = "cpu" if hardware == "cpu" else "gpu"
+        raise BackendError(
+            f"the job needs {', '.join(missing)}, not installed here",
+            hint=f"pip install 'rmux[{extra}]', or write engine = \"emulated\"",
+            details={"missing": missing},
+        )
+
+
+def _check_script(path: Path) -> None:
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except OSError as error:
+        raise SpecError(f"script: cannot read {path}: {error.strerror or error}") from error
+    except SyntaxError as error:
+        raise SpecError(f"script: {path}:{error.lineno}: {error.msg}") from error
+    except ValueError as error:
+        raise SpecError(f"script: {path}: {error}") from error

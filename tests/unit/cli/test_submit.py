@@ -1,0 +1,231 @@
+"""`rmux job submit` on a real store in a temporary folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import sys
+
+import pytest
+
+from rmux.store import pools
+from rmux.store.engine import Store
+
+REAL = """
+name = "real"
+[model]
+path = "model"
+[task]
+prompts = "tasks.py:prompts"
+[reward]
+function = "tasks.py:reward"
+"""
+TASKS = "def prompts(rng, count): return []\ndef reward(prompt, response): return 0.0\n"
+CONFIG = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
+
+
+def emulated(name, rollout="4s", train="4s", slo=2.0, devices=1):
+    return (
+        f'name = "{name}"\nengine = "emulated"\nslo = {slo}\n'
+        f"[rollout]\ndevices = {devices}\n"
+        f'[emulated]\nrollout = "{rollout}"\ntrain = "{train}"\nsync = "0s"\n'
+    )
+
+
+def fill(folder, samples):
+    """A store with one rollout node r0 and one train node t0."""
+    store = Store.create(f"sqlite:///{folder}/state/rmux.db")
+    with store.write() as conn:
+        pools.save(conn, samples.cluster(rollout=1, train=1))
+    store.close()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, samples):
+    monkeypatch.setenv("RMUX_STORE", f"sqlite:///{tmp_path}/state/rmux.db")
+    files = {
+        "a.toml": emulated("a"),
+        "b.toml": emulated("b", rollout="3s"),
+        "tight.toml": emulated("tight", rollout="3s", train="3s", slo=1.0),
+        "wide.toml": emulated("wide", devices=3),
+        "real.toml": REAL,
+        "tasks.py": TASKS,
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    fill(tmp_path, samples)
+    return tmp_path
+
+
+def jobs(run):
+    return run("job", "ls", "-o", "name")[1].split()
+
+
+def test_a_job_is_placed_and_the_next_commands_are_named(folder, run):
+    code, out, err = run("job", "submit", "a.toml")
+    (job,) = jobs(run)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith(f"{job} a PLACED in g-")
+    assert lines[1:4] == [
+        "new group (isolated group), +7.13 USD/h",
+        "  period    8 s, bound by cycle of a",
+        "  slowdown  a 1.00 (2.00)",
+    ]
+    group = lines[0].split()[-1]
+    assert f"next: rmux group up {group}" in err
+
+
+def test_the_second_job_joins_the_first_for_nothing(folder, run):
+    run("job", "submit", "a.toml")
+    code, out, _ = run("job", "submit", "b.toml", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["schema"], found["created"], found["state"]) == (
+        "rmux.submission/v1",
+        True,
+        "placed",
+    )
+    best = found["placement"]["candidates"][found["placement"]["chosen"]]
+    assert (best["group"], best["marginal_usd_per_h"]) == (found["group"], 0.0)
+
+
+def test_a_job_without_room_now_stays_pending_with_its_reason_and_exits_0(folder, run):
+    run("job", "submit", "a.toml")
+    code, out, err = run("job", "submit", "tight.toml")
+    assert code == 0
+    assert " tight PENDING" in out
+    assert "no place: group g-" in out
+    job = out.split()[0]
+    assert f"next: rmux job why {job}" in err
+    reason = json.loads(run("job", "show", job, "--json")[1])["reason"]
+    assert reason["code"] == "slo"
+
+
+def test_a_job_that_can_never_fit_is_exit_3_and_leaves_nothing(folder, run):
+    code, out, err = run("job", "submit", "wide.toml")
+    assert (code, out) == (3, "")
+    assert "needs 3 devices; rollout pool rollout has 1 of 1 free" in err
+    assert jobs(run) == []
+    assert run("profile", "ls", "-o", "name")[1] == ""
+
+
+def test_the_same_name_and_spec_give_the_same_job(folder, run):
+    _, first, _ = run("job", "submit", "a.toml", "--name", "x", "--json")
+    code, again, _ = run("job", "submit", "a.toml", "--name", "x", "--json")
+    assert code == 0
+    assert json.loads(again)["created"] is False
+    assert json.loads(again)["id"] == json.loads(first)["id"]
+    code, _, err = run("job", "submit", "b.toml", "--name", "x")
+    assert code == 5
+    assert "emulated.rollout_s: 3.0 here, 4.0 there" in err
+    assert len(jobs(run)) == 1
+
+
+def test_an_idempotency_key_makes_one_job(folder, run):
+    _, first, _ = run("job", "submit", "a.toml", "--idempotency-key", "ci-7", "-o", "name")
+    _, again, _ = run("job", "submit", "a.toml", "--idempotency-key", "ci-7", "-o", "name")
+    assert first == again
+    assert run("job", "submit", "b.toml", "--idempotency-key", "ci-7")[0] == 5
+    _, other, _ = run("job", "submit", "a.toml", "--idempotency-key", "ci-8", "-o", "name")
+    assert other != first
+
+
+def test_a_name_that_is_none_is_refused(folder, run):
+    code, _, err = run("job", "submit", "a.toml", "--name", "no/slash")
+    assert code == 2
+    assert "--name is 'no/slash'" in err
+
+
+def test_a_dry_run_decides_all_and_stores_nothing(folder, run):
+    database = folder / "state" / "rmux.db"
+    before = database.read_bytes()
+    code, out, err = run("job", "submit", "a.toml", "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["dry_run"], found["created"], found["state"]) == (True, False, "placed")
+    assert "nothing was stored" in err
+    assert jobs(run) == []
+    assert database.read_bytes() == before
+
+
+def test_a_placement_is_taken_back_at_its_own_revision_only(folder, run, monkeypatch):
+    _, placement, _ = run("place", "a.toml", "--json")
+    (folder / "placement.json").write_text(placement)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(placement))
+    code, _, _ = run("job", "submit", "a.toml", "--placement", "-")
+    assert code == 0
+    code, _, err = run("job", "submit", "a.toml", "--placement", "placement.json")
+    assert code == 5
+    assert "place.stale" in err
+    code, _, err = run("job", "submit", "b.toml", "--placement", "placement.json")
+    assert code == 5
+    assert "another spec" in err
+    (folder / "bad.json").write_text("{}")
+    assert run("job", "submit", "a.toml", "--placement", "bad.json")[0] == 2
+
+
+def test_a_real_job_is_checked_before_it_is_stored(folder, run):
+    assert run("job", "submit", "real.toml")[0] == 0
+    assert len(jobs(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ("import nosuchmodule\n" + TASKS, "nosuchmodule"),
+        ("def prompts(rng, count): ...\n", "reward"),
+        ("def prompts(:\n", "SyntaxError"),
+    ],
+)
+def test_functions_that_cannot_be_imported_stop_the_submission(folder, run, tasks, said):
+    (folder / "tasks.py").write_text(tasks)
+    code, _, err = run("job", "submit", "real.toml")
+    assert code == 2
+    assert said in err
+    assert jobs(run) == []
+
+
+def test_a_model_that_cannot_be_read_stops_the_submission(folder, run):
+    (folder / "model" / "config.json").write_text("{")
+    code, _, err = run("job", "submit", "real.toml")
+    assert code == 2
+    assert "is not JSON" in err
+
+
+def test_missing_engines_are_exit_9_and_name_the_extra(folder, run, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "vllm" else find(name)
+    )
+    code, _, err = run("job", "submit", "real.toml")
+    assert code == 9
+    assert "the job needs vllm" in err
+    assert "pip install 'rmux[cpu]'" in err
+
+
+def test_a_script_with_a_syntax_error_is_named_with_its_line(folder, run):
+    (folder / "own.py").write_text("x = 1\ndef f(:\n")
+    (folder / "own.toml").write_text('name = "own"\nscript = "own.py"\n[model]\npath = "model"\n')
+    code, _, err = run("job", "submit", "own.toml")
+    assert code == 2
+    assert "own.py:2:" in err
+
+
+def test_waiting_ends_as_soon_as_the_job_cannot_be_done(folder, run, monkeypatch):
+    from rmux.cli import job_wait
+    from rmux.store import jobs as stored
+
+    def cancel_then_wait(store, texts, condition, **_):
+        with store.write() as conn:
+            stored.set_state(conn, texts[0], stored.JobState.CANCELLED)
+        return wait(store, texts, condition)
+
+    wait = job_wait.wait
+    monkeypatch.setattr(job_wait, "wait", cancel_then_wait)
+    code, _, err = run("job", "submit", "a.toml", "--wait")
+    assert code == 6
+    assert "cancelled" in err

@@ -103,11 +103,11 @@ def _may_start(turn: Turn, run: Run) -> bool:
 
 def _follow_driver(turn: Turn, run: Run) -> None:
     status = run.status
+    planned = turn.state.stop_by_s < float("inf") or _is_moved(run)
     if status is None:
-        if turn.now_s > turn.state.stop_by_s:
+        if turn.now_s > turn.state.stop_by_s or (planned and _is_silent(turn, run)):
             _put_back(turn, run)
         return
-    planned = turn.state.stop_by_s < float("inf") or _is_moved(run)
     if status.state == "succeeded":
         turn.change(run, ending=(JobState.SUCCEEDED, Reason(), ""))
     elif status.state in ("cancelled", "failed") and planned:
@@ -116,7 +116,7 @@ def _follow_driver(turn: Turn, run: Run) -> None:
         turn.change(run, ending=(JobState.CANCELLED, Reason(code="job.cancelled"), ""))
     elif status.state in ("cancelled", "failed"):
         _fail(turn, run, status.error or "the driver ended before its job did")
-    elif turn.now_s > turn.state.stop_by_s:
+    elif turn.now_s > turn.state.stop_by_s or (planned and _is_silent(turn, run)):
         _put_back(turn, run)
     elif status.state == "paused" and run.state is not JobState.PAUSED:
         turn.set_job_state(run, JobState.PAUSED)
@@ -177,6 +177,12 @@ def _end(turn: Turn, run: Run) -> None:
     run = turn.set_job_state(run, state, reason=reason, error=error)
     turn.write(RemoveMember(job_id=run.job_id))
     turn.change(run, ended=True)
+
+
+def _is_silent(turn: Turn, run: Run) -> bool:
+    """Whether its home has no runner that speaks: one that stops ends its drivers first."""
+    gate = turn.gates.get(run.home)
+    return gate is None or turn.now_s - gate.heard_s > turn.limits.silent_s
 
 
 def _is_moved(run: Run) -> bool:

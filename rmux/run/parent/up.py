@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,8 @@ def detach(
             environ={**os.environ, processes.TAG_VARIABLE: tag},
             log=log,
         )
+        # It may end while this process lives on, and is not to stay behind as a zombie.
+        threading.Thread(target=child.wait, name="detached", daemon=True).start()
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             with store.read() as conn:
@@ -131,7 +134,7 @@ def detach(
                 )
             if any(event.data.get("change") == "ready" for event in found):
                 return True
-            status = child.poll()
+            status = child.returncode
             if status == 0:
                 return True
             if status is not None:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from rmux.cluster import Link
 from rmux.errors import UserError
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, ClusterState, CoExecGroup, Member, Placement, cost_usd_per_h
+from rmux.group import Assignment, ClusterState, CoExecGroup, Member, Placement
 from rmux.ids import GroupId, JobId
 from rmux.job import JobSpec, Reason
 from rmux.place import candidates as places
 from rmux.place.candidates import Kind, Proposal
 from rmux.place.decision import Candidate, Decision, Slowdown, Verdict, why_refused
+from rmux.place.inventory import Inventory
 from rmux.place.link import LinkLoad, link_of, loads_bps, sync_bps
 from rmux.place.period import (
     CLOSE,
@@ -107,10 +108,9 @@ class _Judge:
     def __init__(
         self, state: ClusterState, newcomer: _Newcomer, *, rule: str, margin: float
     ) -> None:
-        self.state, self.newcomer, self.rule, self.margin = state, newcomer, rule, margin
-        self.link_loads: Mapping[Link, float] = (
-            loads_bps(state.groups, state.cluster) if rule == "interval" else {}
-        )
+        self.newcomer, self.rule, self.margin = newcomer, rule, margin
+        self.known = Inventory.of(state)
+        self.link_loads: Mapping[Link, float] = loads_bps(self.known) if rule == "interval" else {}
 
     def on(self, state: ClusterState) -> _Judge:
         return _Judge(state, self.newcomer, rule=self.rule, margin=self.margin)
@@ -122,13 +122,13 @@ class _Judge:
             yield refused
             return
         for proposal in places.proposals_for(
-            self.state, group, spec=self.newcomer.spec, profile=self.newcomer.profile
+            self.known, group, spec=self.newcomer.spec, profile=self.newcomer.profile
         ):
             yield self._judged(proposal)
 
     def alone(self) -> Iterator[Candidate]:
         for proposal in places.isolated(
-            self.state, spec=self.newcomer.spec, profile=self.newcomer.profile
+            self.known, spec=self.newcomer.spec, profile=self.newcomer.profile
         ):
             yield self._judged(proposal)
 
@@ -149,11 +149,11 @@ class _Judge:
             self._promised(blank, members, period_of(loops, order=[m.job_id for m in members])),
             placement=proposal.placement,
             added_nodes=proposal.added_nodes,
-            marginal_usd_per_h=cost_usd_per_h(proposal.added_nodes, self.state.cluster),
+            marginal_usd_per_h=self.known.usd_per_h(proposal.added_nodes),
             overlapping=overlaps(loops),
             memory=memory_of(
                 members,
-                self.state.cluster,
+                self.known,
                 nodes=(*proposal.placement.rollout_nodes, *proposal.placement.train_nodes),
             ),
             link=self._link(members, group),
@@ -186,7 +186,7 @@ class _Judge:
 
     def _link(self, members: Sequence[Member], group: CoExecGroup | None) -> LinkLoad | None:
         """The link with all groups on it and this one as it would be."""
-        link = link_of(members, self.state.cluster)
+        link = link_of(members, self.known)
         if link is None or self.rule != "interval":
             return None
         now = self._sync_bps(group.members) if group is not None else 0.0

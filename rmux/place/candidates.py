@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rmux.cluster import Cluster, DeviceId, Node, NodePool, PoolKind
+from rmux.cluster import DeviceId, Node, NodePool, PoolKind
 from rmux.estimate import JobProfile
 from rmux.group import ClusterState, CoExecGroup, Placement
 from rmux.ids import NodeId
 from rmux.job import JobSpec, Reason
+from rmux.place.inventory import Inventory
 
 
 class Kind(StrEnum):
@@ -37,29 +38,30 @@ class Proposal:
 
 
 def proposals_for(
-    state: ClusterState, group: CoExecGroup, *, spec: JobSpec, profile: JobProfile
+    state: ClusterState | Inventory, group: CoExecGroup, *, spec: JobSpec, profile: JobProfile
 ) -> Iterator[Proposal]:
     """Placements in the group: equal or unused rollout devices first, then overlapping ones, then
     further nodes. One refusal when none can be."""
-    refusal = _group_refusal(state.cluster, group, spec, profile)
+    known = _inventory(state)
+    refusal = _group_refusal(known, group, spec, profile)
     if refusal is not None:
         yield Proposal(kind=Kind.PACK, group=group, refusal=refusal)
         return
     train = group.members[0].placement.train
-    pool = _pool_of(state.cluster, group.members[0].placement.rollout[0].node)
+    pool = known.pool_of(group.members[0].placement.rollout[0].node)
     count = spec.rollout.devices
     found = False
     seen: set[frozenset[DeviceId]] = set()
-    for devices in _packings(pool, group, count):
+    for devices in _packings(known, group, count):
         if frozenset(devices) not in seen:
             seen.add(frozenset(devices))
             found = True
             yield Proposal(
                 kind=Kind.PACK, group=group, placement=Placement(rollout=devices, train=train)
             )
-    free = state.free_nodes(pool.name)
+    free = known.free[pool.name]
     need_bytes = profile.rollout_resident_bytes + profile.switch_peak_bytes
-    unused = _compact(_unused(pool, group))
+    unused = _compact(_unused(known, group))
     for reused in dict.fromkeys((tuple(unused) if len(unused) < count else (), ())):
         nodes = pick_nodes(pool, free, count - len(reused), need_bytes=need_bytes)
         if nodes is not None:
@@ -73,20 +75,24 @@ def proposals_for(
             )
     if not found:
         yield Proposal(
-            kind=Kind.SCALE, group=group, refusal=_shortage(state, (pool,), count, group=group)
+            kind=Kind.SCALE, group=group, refusal=_shortage(known, (pool,), count, group=group)
         )
 
 
-def isolated(state: ClusterState, *, spec: JobSpec, profile: JobProfile) -> Iterator[Proposal]:
+def isolated(
+    state: ClusterState | Inventory, *, spec: JobSpec, profile: JobProfile
+) -> Iterator[Proposal]:
     """New groups on free nodes of the hardware that was profiled. One refusal when none can be."""
+    known = _inventory(state)
+    cluster = known.state.cluster
     pools: dict[PoolKind, tuple[NodePool, ...]] = {}
     for kind, hardware, count in (
         (PoolKind.ROLLOUT, profile.rollout_hardware, spec.rollout.devices),
         (PoolKind.TRAIN, profile.train_hardware, spec.train.devices),
     ):
-        pools[kind] = tuple(p for p in state.cluster.of_kind(kind) if p.hardware == hardware)
+        pools[kind] = tuple(p for p in cluster.of_kind(kind) if p.hardware == hardware)
         if not pools[kind]:
-            have = sorted({pool.hardware for pool in state.cluster.of_kind(kind)})
+            have = sorted({pool.hardware for pool in cluster.of_kind(kind)})
             yield Proposal(
                 kind=Kind.NEW,
                 refusal=Reason(
@@ -95,7 +101,7 @@ def isolated(state: ClusterState, *, spec: JobSpec, profile: JobProfile) -> Iter
                 ),
             )
             return
-        shortage = _shortage(state, pools[kind], count)
+        shortage = _shortage(known, pools[kind], count)
         if shortage is not None:
             yield Proposal(kind=Kind.NEW, refusal=shortage)
             return
@@ -104,13 +110,13 @@ def isolated(state: ClusterState, *, spec: JobSpec, profile: JobProfile) -> Iter
     ):
         rollout = pick_nodes(
             rollout_pool,
-            state.free_nodes(rollout_pool.name),
+            known.free[rollout_pool.name],
             spec.rollout.devices,
             need_bytes=profile.rollout_resident_bytes + profile.switch_peak_bytes,
         )
         train = pick_nodes(
             train_pool,
-            state.free_nodes(train_pool.name),
+            known.free[train_pool.name],
             spec.train.devices,
             need_bytes=profile.train_resident_bytes + profile.switch_peak_bytes,
         )
@@ -158,15 +164,19 @@ def pick_nodes(
     return None
 
 
+def _inventory(state: ClusterState | Inventory) -> Inventory:
+    return state if isinstance(state, Inventory) else Inventory.of(state)
+
+
 def _group_refusal(
-    cluster: Cluster, group: CoExecGroup, spec: JobSpec, profile: JobProfile
+    known: Inventory, group: CoExecGroup, spec: JobSpec, profile: JobProfile
 ) -> Reason | None:
     train = group.members[0].placement.train
     for nodes, hardware in (
         (group.members[0].placement.rollout_nodes, profile.rollout_hardware),
         (group.members[0].placement.train_nodes, profile.train_hardware),
     ):
-        pool = _pool_of(cluster, nodes[0])
+        pool = known.pool_of(nodes[0])
         if pool.hardware != hardware:
             return Reason(
                 code="hardware",
@@ -179,7 +189,7 @@ def _group_refusal(
             f"{spec.train.devices}; train pools are not scaled",
         )
     for node_id in group.members[0].placement.train_nodes:
-        drained = cluster.node(node_id).drained
+        drained = known.node(node_id).drained
         if drained:
             return Reason(code="drained", message=f"train node {node_id} is drained: {drained}")
     if group.desired != "run":
@@ -187,12 +197,12 @@ def _group_refusal(
     return None
 
 
-def _packings(pool: NodePool, group: CoExecGroup, count: int) -> Iterator[tuple[DeviceId, ...]]:
-    usable = _usable(pool, group)
+def _packings(known: Inventory, group: CoExecGroup, count: int) -> Iterator[tuple[DeviceId, ...]]:
+    usable = _usable(known, group)
     sets = list(dict.fromkeys(member.placement.rollout for member in group.members))
     sets = [devices for devices in sets if set(devices) <= set(usable)]
     yield from (devices for devices in sets if len(devices) == count)
-    unused = _compact(_unused(pool, group))
+    unused = _compact(_unused(known, group))
     if len(unused) >= count:
         yield tuple(unused[:count])
     # From here on sets overlap in part: they pay their true period.
@@ -209,15 +219,15 @@ def _packings(pool: NodePool, group: CoExecGroup, count: int) -> Iterator[tuple[
             yield (*left, *right)
 
 
-def _usable(pool: NodePool, group: CoExecGroup) -> list[DeviceId]:
-    held = set(group.nodes)
-    nodes = [node for node in pool.nodes if node.id in held and not node.drained]
-    return [device for node in nodes for device in node.devices]
+def _usable(known: Inventory, group: CoExecGroup) -> list[DeviceId]:
+    pool = known.pool_of(group.members[0].placement.rollout[0].node)
+    nodes = [known.node(node) for node in group.nodes if known.pool_of(node) is pool]
+    return [device for node in nodes if not node.drained for device in node.devices]
 
 
-def _unused(pool: NodePool, group: CoExecGroup) -> list[DeviceId]:
+def _unused(known: Inventory, group: CoExecGroup) -> list[DeviceId]:
     used = {device for member in group.members for device in member.placement.rollout}
-    return [device for device in _usable(pool, group) if device not in used]
+    return [device for device in _usable(known, group) if device not in used]
 
 
 def _compact(devices: Iterable[DeviceId]) -> list[DeviceId]:
@@ -234,7 +244,7 @@ def _devices_of(nodes: Iterable[Node]) -> tuple[DeviceId, ...]:
 
 
 def _shortage(
-    state: ClusterState,
+    known: Inventory,
     pools: Sequence[NodePool],
     count: int,
     *,
@@ -242,10 +252,9 @@ def _shortage(
 ) -> Reason | None:
     """Why no one of the pools has `count` free devices; None when one has."""
     free, drained = [], []
-    held = {node for one in state.groups for node in one.nodes}
     for pool in pools:
-        free.append(sum(node.num_devices for node in state.free_nodes(pool.name)))
-        idle = [node for node in pool.nodes if node.drained and node.id not in held]
+        free.append(sum(node.num_devices for node in known.free[pool.name]))
+        idle = [node for node in pool.nodes if node.drained and node.id not in known.held]
         drained.append(sum(node.num_devices for node in idle))
     if group is None and max(free) >= count:
         return None
@@ -257,7 +266,3 @@ def _shortage(
     if would_do:
         return Reason(code="drained", message=f"{message}, {sum(drained)} on drained nodes")
     return Reason(code="capacity", message=message)
-
-
-def _pool_of(cluster: Cluster, node_id: NodeId) -> NodePool:
-    return next(pool for pool in cluster.pools if any(node.id == node_id for node in pool.nodes))

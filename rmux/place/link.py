@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rmux.cluster import Cluster, Link, NodePool
-from rmux.group import CoExecGroup, Member
-from rmux.ids import NodeId
+from rmux.cluster import Link
+from rmux.group import Member
+from rmux.place.inventory import Inventory
 from rmux.place.period import period
 
 
@@ -23,12 +23,12 @@ class LinkLoad:
         return self.load_bps <= self.link.rate_bps
 
 
-def link_of(members: Sequence[Member], cluster: Cluster) -> Link | None:
+def link_of(members: Sequence[Member], inventory: Inventory) -> Link | None:
     """The link a group syncs over; None when no rate is declared between its pools."""
     placement = members[0].placement
-    train = _pool_of(cluster, placement.train_nodes[0])
-    rollout = _pool_of(cluster, placement.rollout_nodes[0])
-    return cluster.link(train.name, rollout.name)
+    train = inventory.pool_of(placement.train[0].node)
+    rollout = inventory.pool_of(placement.rollout[0].node)
+    return inventory.state.cluster.link(train.name, rollout.name)
 
 
 def sync_bps(members: Sequence[Member], period_s: float) -> float:
@@ -37,19 +37,16 @@ def sync_bps(members: Sequence[Member], period_s: float) -> float:
     return sent_bits / period_s if period_s > 0 else 0.0
 
 
-def loads_bps(groups: Iterable[CoExecGroup], cluster: Cluster) -> dict[Link, float]:
-    """Load of every declared link by these groups."""
-    loads = dict.fromkeys(cluster.links, 0.0)
-    for group in groups if cluster.links else ():
+def loads_bps(inventory: Inventory) -> dict[Link, float]:
+    """Load of every declared link by the groups there are."""
+    links = inventory.state.cluster.links
+    loads = dict.fromkeys(links, 0.0)
+    for group in inventory.state.groups if links else ():
         if not group.members:
             continue
-        link = link_of(group.members, cluster)
+        link = link_of(group.members, inventory)
         if link is not None:
             order = [member.job_id for member in group.members]
             period_s = period(group.members, order=order).period_s
             loads[link] += sync_bps(group.members, period_s)
     return loads
-
-
-def _pool_of(cluster: Cluster, node_id: NodeId) -> NodePool:
-    return next(pool for pool in cluster.pools if any(node.id == node_id for node in pool.nodes))

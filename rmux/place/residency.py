@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from rmux.cluster import Cluster, DeviceId
+from rmux.cluster import DeviceId, Node
 from rmux.estimate import JobProfile
 from rmux.group import Member, Placement
 from rmux.ids import NodeId
+
+
+class Nodes(Protocol):
+    """What knows nodes by their ids: a cluster or an inventory."""
+
+    def node(self, node_id: NodeId, /) -> Node: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,7 @@ class NodeMemory:
 
 
 def memory_of(
-    members: Sequence[Member], cluster: Cluster, *, nodes: Iterable[NodeId]
+    members: Sequence[Member], cluster: Nodes, *, nodes: Iterable[NodeId]
 ) -> tuple[NodeMemory, ...]:
     """The plan of each of these nodes."""
     return tuple(_node_memory(members, cluster, node) for node in nodes)
@@ -49,7 +56,7 @@ def need_bytes(profile: JobProfile, placement: Placement, node: NodeId) -> int:
     return held
 
 
-def _node_memory(members: Sequence[Member], cluster: Cluster, node: NodeId) -> NodeMemory:
+def _node_memory(members: Sequence[Member], cluster: Nodes, node: NodeId) -> NodeMemory:
     # The two that switch on a device do so in turn, so a device adds its largest switch; a member
     # on several devices switches on all of them at once and counts once.
     largest: dict[DeviceId, Member] = {}

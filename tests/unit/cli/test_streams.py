@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import pexpect
 import pytest
 
 LIGHT = [["--help"], ["config", "show"], ["schema", "--help"], ["doctor", "--help"]]
@@ -122,6 +123,44 @@ def test_light_commands_load_nothing_heavy(argv, tmp_path):
         check=True,
     )
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_help_of_every_noun_loads_nothing_heavy(tmp_path):
+    program = (
+        "import sys\nfrom rmux.cli.main import main\nfrom rmux.cli.mounts import MOUNTS\n"
+        "assert [main([noun, '--help']) for noun in MOUNTS] == [0] * len(MOUNTS)\n"
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+        check=True,
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 2), ("", 2)])
+def test_on_a_terminal_a_destructive_verb_asks(tmp_path, answer, status):
+    command = noisy(tmp_path, 'session(ctx).confirm("would stop 3 jobs")')
+    env = {**os.environ, "HOME": str(tmp_path)}
+    child = pexpect.spawn(command[0], command[1:], env=env, encoding="utf-8", timeout=30)
+    child.expect_exact("rmux: would stop 3 jobs. Go on? [y/N] ")
+    child.sendline(answer)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == status
+
+
+def test_no_input_never_asks_even_on_a_terminal(tmp_path):
+    command = noisy(tmp_path, 'session(ctx).confirm("would stop 3 jobs")')
+    env = {**os.environ, "HOME": str(tmp_path), "RMUX_NO_INPUT": "1"}
+    child = pexpect.spawn(command[0], command[1:], env=env, encoding="utf-8", timeout=30)
+    child.expect_exact("--no-input, so nothing was asked")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 2
 
 
 def test_importing_rmux_loads_no_face_and_no_engine():

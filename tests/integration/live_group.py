@@ -73,6 +73,7 @@ class LiveGroup:
         rollout_s: float = 0.2,
         train_s: float = 0.2,
         restart_limit: int = 3,
+        placed: bool = True,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
         spec = JobSpec(
@@ -113,6 +114,8 @@ class LiveGroup:
                 profile_id=profile.id,
             )
             jobs.insert(conn, job)
+            if not placed:
+                return job_id
             known = {group.id: group for group in groups.ls(conn)}.get(GROUP)
             held = known.nodes if known else ()
             groups.apply(
@@ -174,9 +177,7 @@ class LiveGroup:
         assert found, f"no {role} has started"
         return int(found[-1])
 
-    def wait(
-        self, condition: Callable[[], Any], *, timeout_s: float = 20.0, what: str = ""
-    ) -> Any:
+    def wait(self, condition: Callable[[], Any], *, timeout_s: float = 20.0, what: str = "") -> Any:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             found = condition()

@@ -195,6 +195,18 @@ def test_a_job_that_joins_later_gets_its_runner_and_its_turns(group):
     assert [e.data["role"] for e in group.changes("runner", "started")].count("runner roll1") == 1
 
 
+def test_a_pending_job_is_placed_by_the_running_controller_and_runs(group):
+    group.add_nodes()
+    a = group.add_job("a", iterations=25)
+    child = group.up()
+    group.wait_iteration(a, 1)
+    b = group.add_job("b", iterations=3, placed=False)
+    assert group.states()[b] is JobState.PENDING
+    assert child.wait(60) == 0, group.logs()
+    assert group.states() == {a: JobState.SUCCEEDED, b: JobState.SUCCEEDED}
+    assert check(group.events()) == []
+
+
 def test_a_job_is_cancelled_and_paused_through_the_store(group):
     a, b = two_jobs(group, iterations=500)
     child = group.up()

@@ -132,7 +132,7 @@ class Placer:
                 self._place()
 
     def _place(self) -> None:
-        from rmux.place import service
+        from rmux.place.service import settle_pending
 
         try:
             lease = HeldLease.take(self._store, "placer", host=self._host, ttl_s=_PLACER_TTL_S)
@@ -142,7 +142,7 @@ class Placer:
             logger.warning("cannot place now: %s", error.message)
             return
         try:
-            service.settle_pending(self._store, ids=fresh_id)
+            settle_pending(self._store, ids=fresh_id)
         except RmuxError as error:
             logger.warning("placing failed: %s", error.message)
         finally:

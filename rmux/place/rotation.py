@@ -53,9 +53,6 @@ class Rotation:
     holders: Mapping[DeviceId, tuple[JobId, int]] = field(default_factory=dict)
     """Who had the last turn on a device, and in which round."""
 
-    def round_of(self, device: DeviceId) -> int:
-        return self.cursors[device] // len(self.order)
-
     def next_job(self, device: DeviceId) -> JobId | None:
         """Whose turn it is on the device; None when nobody is placed on it."""
         if device not in self.cursors:

@@ -102,7 +102,3 @@ def hardware(name: str) -> Hardware:
             code="profile.hardware",
         )
     return _CATALOGUE[name]
-
-
-def names() -> tuple[str, ...]:
-    return tuple(_CATALOGUE)

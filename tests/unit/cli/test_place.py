@@ -6,6 +6,11 @@ import json
 
 import pytest
 
+from rmux.cli import place_views
+from rmux.ids import GroupId, JobId
+from rmux.job import Reason
+from rmux.place.candidates import Kind
+from rmux.place.decision import Candidate, Decision, Verdict
 from rmux.store import pools
 from rmux.store.engine import Store
 
@@ -128,6 +133,33 @@ def test_only_the_group_asked_for_is_looked_at(cluster, run):
 
 def test_name_prints_where_it_would_go(cluster, run):
     assert run("place", "a.toml", "-o", "name")[1] == "new\n"
+
+
+def refused(group, code):
+    return Candidate(
+        kind=Kind.PACK,
+        group_id=GroupId(group),
+        verdict=Verdict.REFUSED,
+        reason=Reason(code=code, message="why"),
+    )
+
+
+def test_beyond_five_refusals_only_their_reasons_are_counted():
+    codes = ["slo"] * 4 + ["link"] + ["residency", "residency", "hardware"]
+    decision = Decision(
+        job_id=JobId("j-1"),
+        assignment=None,
+        candidates=tuple(refused(f"g-{n}", code) for n, code in enumerate(codes)),
+        chosen=None,
+        reason=Reason(code="slo", message="why"),
+        never_fits=False,
+        revision=1,
+    )
+    shown = list(place_views.explain_table(decision, wide=False).lines())
+    assert len(shown) == 1 + 5
+    assert "join g-0" in shown[1]
+    assert place_views.left_out(decision) == "3 more refused: residency 2, hardware 1 (-o wide)"
+    assert len(list(place_views.explain_table(decision, wide=True).lines())) == 1 + 8
 
 
 def test_without_pools_the_next_step_is_named(run, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ logging.basicConfig(
 
 
 def main(argv: list[str]) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a script prints is in its log when it is killed.
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         return run_driver(read_config(Path(argv[1])))
     except RmuxError as error:

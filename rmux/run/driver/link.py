@@ -41,10 +41,8 @@ _ORPHAN_HEARTBEATS = 5
 
 
 class Link:
-    """Thread-safe, except that one thread alone (the main one) waits for grants.
-
-    `on_interrupt` is called from a thread when the job must end before its iteration does.
-    """
+    """Thread-safe. `on_interrupt` is called from a thread when the job must end before its
+    iteration does."""
 
     def __init__(
         self,
@@ -127,10 +125,14 @@ class Link:
             self._touch()
 
     def want(self, phase: Phase, *, iteration: int, devices: Sequence[str]) -> None:
-        """Announce the phase that runs next; `await_grants` then waits for its devices."""
+        """Announce the phase that runs next; `await_grants` then waits for its devices.
+
+        From the first one after init on the job is 'running', which makes others wait for it.
+        """
         with self._changed:
             want = Want(phase=str(phase), iteration=iteration, devices=tuple(devices))
-            self._status = dataclasses.replace(self._status, want=want)
+            state = self._status.state if phase is Phase.INIT else "running"
+            self._status = dataclasses.replace(self._status, state=state, want=want)
             self._touch()
 
     def unwant(self) -> None:
@@ -321,8 +323,12 @@ class Link:
                 if self._closed and self._version == self._sent_version:
                     return
                 version, report = self._version, self._report()
-            for gate in self._config.gates:
-                self._channel.send(streams.driver_reports(self._config.job_id, gate), report)
+            try:
+                for gate in self._config.gates:
+                    self._channel.send(streams.driver_reports(self._config.job_id, gate), report)
+            except Exception:
+                # A silent driver would be taken for dead; the next heartbeat tries again.
+                log.exception("a report was not sent")
             with self._changed:
                 self._sent_version = version
                 if report.events:
@@ -331,7 +337,13 @@ class Link:
 
     def _receive_loop(self) -> None:
         while not self._closed:
-            arrived = self._channel.receive(self._config.heartbeat_s)
+            try:
+                arrived = self._channel.receive(self._config.heartbeat_s)
+            except Exception:
+                # A deaf driver would never be granted anything again.
+                log.exception("nothing could be received")
+                arrived = []
+                self._clock.sleep_s(self._config.heartbeat_s)
             at_s = self._clock.now_s()
             with self._changed:
                 for stream, message in arrived:

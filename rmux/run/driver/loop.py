@@ -28,7 +28,7 @@ from rmux.run.driver.start import brings_own_engines, init_pools, make_engines
 log = logging.getLogger(__name__)
 
 _CLOSE_WITHIN_S = 20.0
-_ERROR_LINES = 30
+_ERROR_LINES, _ERROR_CHARACTERS = 30, 4000
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_OK, EXIT_FAILED, EXIT_STOPPED = 0, 1, 143
 
@@ -73,10 +73,12 @@ def run_driver(
         finally:
             armed.clear()
             shim.activate(None)
+        finished = session.finished if session else 0
+        link.report_status(outcome.state, iteration=finished, error=outcome.error)
         _close(engines)
         link.end(
             outcome.state,
-            iteration=session.finished if session else 0,
+            iteration=finished,
             error=outcome.error,
             acks_within_s=(2 if outcome.exit_code == EXIT_STOPPED else 10) * config.heartbeat_s,
         )
@@ -94,7 +96,6 @@ def _start(config: DriverConfig, link: Link, engines: Engines) -> Session:
         init_pools(config, link, engines, iteration=finished)
     if newest is not None:
         engines.restore(newest.folder)
-    link.report_status("running", iteration=finished)
     return Session(
         config,
         link=link,
@@ -160,7 +161,7 @@ def _tail(error: BaseException) -> str:
     if isinstance(error, RmuxError):
         lines += str(error.details.get("stderr", "")).splitlines()
         lines += [f"hint: {error.hint}"] if error.hint else []
-    return "\n".join(lines[-_ERROR_LINES:])
+    return "\n".join(lines[-_ERROR_LINES:])[-_ERROR_CHARACTERS:]
 
 
 def _close(engines: Engines | None) -> None:

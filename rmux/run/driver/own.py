@@ -74,10 +74,14 @@ class OwnEngines:
 
 
 def _tree() -> tuple[int, ...]:
-    import psutil
-
-    children = psutil.Process().children(recursive=True)
-    return (os.getpid(), *(child.pid for child in children))
+    """This process and its descendants; the kernel's own lists, as a scan of /proc takes 10 ms."""
+    found = [os.getpid()]
+    for pid in found:
+        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+            # A process may end between being listed and being asked for its children.
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in listed.read_text().split()]
+    return tuple(found)
 
 
 def _pin_tree(cores: set[int]) -> None:

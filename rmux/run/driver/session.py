@@ -222,8 +222,6 @@ class Session:
             self.link.await_desired(
                 lambda order: order != "pause", timeout_s=self.config.heartbeat_s
             )
-            if self.link.desired == "run":
-                self.link.report_status("running", iteration=self.finished)
 
     def _run_free(self, phase: Phase, function: Callback) -> Any:
         """A phase that holds no device: sync, and what a script does before its first rollout."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,25 +36,43 @@ def brings_own_engines(spec: JobSpec) -> bool:
 
 
 def init_pools(config: DriverConfig, link: Link, engines: Engines, *, iteration: int) -> None:
-    """The device part of init: each pool as soon as all of its devices are granted."""
+    """The device part of init: each pool as soon as all of its devices are granted, and for no
+    longer than it takes, hence a thread for each. What the engines raise is raised here."""
     pools = {
         PoolKind.ROLLOUT: tuple(str(device) for device in config.placement.rollout),
         PoolKind.TRAIN: tuple(str(device) for device in config.placement.train),
     }
     wanted_s = SystemClock().now_s()
     link.want(Phase.INIT, iteration=iteration, devices=sum(pools.values(), ()))
-    while pools:
-        found = link.await_grants(tuple(pools.values()), timeout_s=config.heartbeat_s)
-        if found is not None:
-            grants, granted_s = found
-            kind = next(k for k, wanted in pools.items() if wanted[0] == grants[0].device)
-            _init_pool(
-                _InitTurn(kind=kind, grants=grants, wanted_s=wanted_s, granted_s=granted_s),
-                link,
-                engines,
-                iteration=iteration,
-            )
-            del pools[kind]
+    given_up = threading.Event()
+    errors: list[Exception] = []
+
+    def init(kind: PoolKind) -> None:
+        try:
+            found = None
+            while found is None and not given_up.is_set():
+                found = link.await_grants((pools[kind],), timeout_s=config.heartbeat_s)
+            if found is not None:
+                turn = _InitTurn(kind=kind, grants=found[0], wanted_s=wanted_s, granted_s=found[1])
+                _init_pool(turn, link, engines, iteration=iteration)
+        except Exception as error:  # noqa: BLE001 - see below
+            # Raised in the main thread, where the driver ends.
+            errors.append(error)
+            given_up.set()
+
+    threads = [
+        threading.Thread(target=init, args=(kind,), name=f"init-{kind}", daemon=True)
+        for kind in pools
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        given_up.set()
+    if errors:
+        raise errors[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

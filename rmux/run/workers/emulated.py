@@ -10,7 +10,7 @@ import json
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,13 +37,21 @@ _STATE = "emulated.json"
 class EmulatedEngines:
     """Implements Engines, Fleet and Trainer at once: there is nothing to tell apart."""
 
-    def __init__(self, config: DriverConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: DriverConfig,
+        *,
+        clock: Clock | None = None,
+        nap: Callable[[float], bool] | None = None,
+    ) -> None:
+        """`nap` sleeps for seconds and returns whether it was cut short."""
         self._spec = config.spec.emulated
         self._seed = config.spec.seed
         self._clock = clock or SystemClock()
         self._version = 0
         self._steps = 0
         self._closed = threading.Event()
+        self._nap = self._closed.wait if nap is None else nap
         self._width = {
             PoolKind.ROLLOUT: len(config.placement.rollout),
             PoolKind.TRAIN: len(config.placement.train),
@@ -138,7 +146,7 @@ class EmulatedEngines:
             duration_s *= draw.uniform(1 - self._spec.jitter, 1 + self._spec.jitter)
         begun_s = self._clock.now_s()
         workers = self._workers[kind]
-        naps = [workers.submit(self._closed.wait, duration_s) for _ in range(self._width[kind])]
+        naps = [workers.submit(self._nap, duration_s) for _ in range(self._width[kind])]
         if any(nap.result() for nap in naps):
             raise WorkerError("the emulated engines were closed while they worked")
         return self._clock.now_s() - begun_s

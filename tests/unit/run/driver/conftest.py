@@ -97,9 +97,10 @@ class Gate:
 
     def hear(self, timeout_s=1.0):
         """Read reports until one arrives; the newest one."""
-        for _, report in self.channel.receive(timeout_s):
+        for stream, report in self.channel.receive(timeout_s):
             self.report = report
-            if not self.states or self.states[-1] != report.status.state:
+            # The two streams say the same, each in order.
+            if stream.endswith(":t:reports") and report.status.state not in self.states[-1:]:
                 self.states.append(report.status.state)
             for document in report.events:
                 self.events[document["source"], document["source_n"]] = from_document(document)

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from rmux.cluster import PoolKind
+from rmux.errors import BackendError
 from rmux.events import EventType
 from rmux.job import CheckpointSpec, EmulatedSpec, Engine, Phase
 from rmux.run.channel import MemoryChannel
 from rmux.run.driver import checkpoint
 from rmux.run.driver.loop import run_driver
+from rmux.run.workers.emulated import EmulatedEngines
 
 
 @pytest.fixture
@@ -184,3 +187,27 @@ def test_the_run_directory_is_told_to_the_script(drive, make_config, script, tmp
     config = make_config(recipe=None, script=path)
     drive(config)
     assert Path((tmp_path / "seen").read_text()) == config.run_dir
+
+
+class Broken(EmulatedEngines):
+    def init(self, kind):
+        if kind is PoolKind.TRAIN:
+            raise BackendError("the train ranks did not start", details={"stderr": "no room"})
+        return super().init(kind)
+
+
+def test_engines_that_do_not_start_fail_the_job_with_their_stderr(hub, gate, make_config):
+    config = make_config()
+    gate.serve()
+    assert run_driver(config, channel=MemoryChannel(hub), engines=Broken(config)) == 1
+    gate.stop()
+    gate.hear(timeout_s=0.0)
+    assert "the train ranks did not start" in gate.report.status.error
+    assert gate.report.status.error.endswith("no room")
+
+
+def test_the_pools_are_initialised_side_by_side(drive, gate, make_config):
+    config = make_config(emulated=EmulatedSpec(init_s=0.2, rollout_s=0.0, train_s=0.0))
+    drive(config)
+    first, second = gate.of_type(EventType.PHASE_START, Phase.INIT)
+    assert abs(first.at_s - second.at_s) < 0.1

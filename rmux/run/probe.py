@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rmux.cluster import Cluster, DeviceId, PoolKind
+from rmux.cluster import Cluster, DeviceId, NodePool, PoolKind
 from rmux.errors import ConflictError, InfeasibleError, UnavailableError, WorkerError
 from rmux.estimate import JobProfile, PhaseEstimate, ProfileSource
 from rmux.events import EventType, PhaseEvent
@@ -18,6 +18,7 @@ from rmux.group import Assignment, Placement, nodes_of
 from rmux.ids import GroupId, JobId, NodeId, ProfileId
 from rmux.job import Job, JobSpec, JobState, Phase
 from rmux.profile.measure import OnProgress, Samples
+from rmux.profile.service import pair_of
 from rmux.run import parent, valkey
 from rmux.run.lease import HeldLease
 from rmux.run.resident import ResidentWatch
@@ -52,20 +53,18 @@ def holding_group(store: Store) -> dict[NodeId, GroupId]:
 
 
 def choose(
-    spec: JobSpec, cluster: Cluster, *, host: str, busy: dict[NodeId, GroupId]
+    spec: JobSpec, cluster: Cluster, *, host: str, busy: Mapping[NodeId, GroupId]
 ) -> tuple[Placement, Cluster]:
-    """The first idle devices of this host that the job needs, and the cluster cut down to them.
+    """The idle devices of this host that the job needs, of the pair of pools that jobs are profiled
+    for, and the cluster cut down to them.
 
     InfeasibleError when the host never has enough, UnavailableError when a group runs on them.
     """
-    chosen = {
-        kind: _devices(kind, count, cluster, host=host, busy=busy)
-        for kind, count in (
-            (PoolKind.ROLLOUT, spec.rollout.devices),
-            (PoolKind.TRAIN, spec.train.devices),
-        )
-    }
-    placement = Placement(rollout=chosen[PoolKind.ROLLOUT], train=chosen[PoolKind.TRAIN])
+    rollout_pool, train_pool = pair_of(cluster)
+    placement = Placement(
+        rollout=_devices(rollout_pool, spec.rollout.devices, host=host, busy=busy),
+        train=_devices(train_pool, spec.train.devices, host=host, busy=busy),
+    )
     needed = nodes_of(placement.devices)
     cut = tuple(
         replace(pool, nodes=kept)
@@ -256,25 +255,20 @@ def _engines(found: Sequence[PhaseEvent]) -> tuple[tuple[str, str], ...]:
 
 
 def _devices(
-    kind: PoolKind, count: int, cluster: Cluster, *, host: str, busy: dict[NodeId, GroupId]
+    pool: NodePool, count: int, *, host: str, busy: Mapping[NodeId, GroupId]
 ) -> tuple[DeviceId, ...]:
-    nodes = [
-        node
-        for pool in cluster.of_kind(kind)
-        for node in pool.nodes
-        if node.host == host and not node.drained
-    ]
+    nodes = [node for node in pool.nodes if node.host == host and not node.drained]
     there = sum(node.num_devices for node in nodes)
     if there < count:
         raise InfeasibleError(
-            f"the job needs {count} {kind} devices on one host, {host} has {there}",
+            f"the job needs {count} devices of pool {pool.name} on one host, {host} has {there}",
             hint="measure on a host of the cluster that has them; --host names it",
         )
     idle = [device for node in nodes if node.id not in busy for device in node.devices]
     if len(idle) < count:
         holders = sorted({busy[node.id] for node in nodes if node.id in busy})
         raise UnavailableError(
-            f"group {', '.join(holders)} runs on the {kind} nodes of {host}: "
+            f"group {', '.join(holders)} runs on nodes of pool {pool.name} on {host}: "
             f"{len(idle)} of {count} devices are idle",
             details={"groups": holders},
             hint=f"wait, or rmux group down {holders[0]}",

@@ -149,7 +149,7 @@ def test_a_job_is_not_measured_on_devices_that_a_group_runs_on(group):
     with group.store.read() as conn:
         spec, cluster = jobs.get(conn, job_id).spec, pools.load(conn)
     probe = GroupProbe(host="test-host", store=group.store)
-    with pytest.raises(UnavailableError, match="group g-0001 runs on the rollout nodes"):
+    with pytest.raises(UnavailableError, match="group g-0001 runs on nodes of pool roll"):
         probe.run(spec, cluster=cluster, iterations=1)
 
 

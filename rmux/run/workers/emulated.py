@@ -44,7 +44,7 @@ class EmulatedEngines:
         clock: Clock | None = None,
         nap: Callable[[float], bool] | None = None,
     ) -> None:
-        """`nap` sleeps for seconds and returns whether it was cut short."""
+        """`nap` sleeps for seconds and tells whether it was cut short."""
         self._spec = config.spec.emulated
         self._seed = config.spec.seed
         self._clock = clock or SystemClock()
@@ -115,14 +115,13 @@ class EmulatedEngines:
     def publish(self, fleet: Fleet) -> SyncReport:
         seconds = self._work(PoolKind.TRAIN, self._spec.sync_s, Phase.SYNC)
         self._version += 1
-        return SyncReport(
-            version=self._version, sent_bytes=0, seconds=seconds, checksum=str(self._version)
-        )
+        checksum = str(self._version)
+        return SyncReport(version=self._version, sent_bytes=0, seconds=seconds, checksum=checksum)
 
     def save(self, folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
-        state = json.dumps({"version": self._version, "steps": self._steps})
-        return (folder / _STATE).write_text(state)
+        state = {"version": self._version, "steps": self._steps}
+        return (folder / _STATE).write_text(json.dumps(state))
 
     def restore(self, folder: Path) -> None:
         state = json.loads((folder / _STATE).read_text())

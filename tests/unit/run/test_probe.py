@@ -14,37 +14,41 @@ from rmux.run.probe import choose, samples_of
 from rmux.run.resident import ResidentWatch
 
 
-def pool(name, kind, nodes, host="here", drained=""):
+def node(name, host="here", drained=""):
+    return Node(
+        id=NodeId(name),
+        pool=PoolName("r"),
+        host=host,
+        device_kind="cpu",
+        num_devices=2,
+        host_memory_bytes=2**30,
+        drained=drained,
+    )
+
+
+def pool(name, kind, *nodes):
     return NodePool(
-        name=PoolName(name),
-        kind=kind,
-        hardware="cpu",
-        usd_per_device_h=1.0,
-        nodes=tuple(
-            Node(
-                id=NodeId(f"{name}{index}"),
-                pool=PoolName(name),
-                host=host,
-                device_kind="cpu",
-                num_devices=2,
-                host_memory_bytes=2**30,
-                drained=drained,
-            )
-            for index in range(nodes)
-        ),
+        name=PoolName(name), kind=kind, hardware="cpu", usd_per_device_h=1.0, nodes=nodes
     )
 
 
 CLUSTER = Cluster(
     pools=(
-        pool("far", PoolKind.ROLLOUT, 4, host="there"),
-        pool("ill", PoolKind.ROLLOUT, 4, drained="ecc"),
-        pool("r", PoolKind.ROLLOUT, 3),
-        pool("t", PoolKind.TRAIN, 1),
+        pool(
+            "r",
+            PoolKind.ROLLOUT,
+            node("far", host="there"),
+            node("ill", drained="ecc"),
+            node("r0"),
+            node("r1"),
+            node("r2"),
+        ),
+        pool("other", PoolKind.ROLLOUT, *(node(f"o{i}") for i in range(4))),
+        pool("t", PoolKind.TRAIN, node("t0")),
     ),
     links=(
         Link(source="t", target="r", rate_bps=1e9),
-        Link(source="t", target="far", rate_bps=1e8),
+        Link(source="t", target="other", rate_bps=1e8),
     ),
 )
 
@@ -70,7 +74,7 @@ def test_a_measurement_of_devices_that_a_group_runs_on_names_the_group():
 
 
 def test_a_measurement_that_no_host_can_do_is_infeasible():
-    with pytest.raises(InfeasibleError, match="needs 7 rollout devices on one host, here has 6"):
+    with pytest.raises(InfeasibleError, match="needs 7 devices of pool r on one host, here has 6"):
         choose(wanting(7), CLUSTER, host="here", busy={})
 
 

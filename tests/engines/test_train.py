@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -278,3 +279,23 @@ def test_a_parked_rank_uses_no_cpu_and_runs_on_its_core_only(start):
         used_ns.append(processes.run_time_ns([pid]) - before)
     assert sorted(used_ns)[len(used_ns) // 2] < 1e6
     assert sum(used_ns) < 0.1 * 20 * 5e6
+
+
+def test_the_gate_can_prove_a_rank_idle_before_it_sends_its_weights(start, cache):
+    trainer = start(caches=[cache])
+    trainer.step(samples_of(trainer))
+    (pid,) = trainer.pids(DeviceId(NodeId("train-0"), 0))
+    quiet_ns = []
+
+    def look():
+        before = processes.run_time_ns([pid])
+        time.sleep(0.008)
+        quiet_ns.append(processes.run_time_ns([pid]) - before)
+
+    for _ in range(5):
+        trainer.park()
+        gate = threading.Thread(target=look)
+        gate.start()
+        trainer.publish(None)
+        gate.join()
+    assert sorted(quiet_ns)[2] < 1e6

@@ -26,6 +26,10 @@ one iteration old by 0.02 in the mean and more in the maximum. The other two are
 logits near 16, and so a check against gross errors only.
 """
 
+_QUIET_S = 0.02
+"""After a park nothing runs in the ranks for so long: their gate proves them idle meanwhile, and
+the next job gets the device before the weights are sent, not after."""
+
 _START_S = 300.0
 _SYNC_S = 120.0
 _FACTS = "trainer.json"
@@ -54,6 +58,7 @@ class RayTrainer:
         self.weights_version = 0
         """The version every rollout engine has, or gets at its next wake."""
         self._stepped = False
+        self._parked_s = 0.0
         self._ranks: list[Any] = []
         self._manifest: tuple[WeightEntry, ...] = ()
         self._blob_bytes = 0
@@ -91,7 +96,9 @@ class RayTrainer:
         return float(max(self._on_all("wake", timeout_s=_START_S)))
 
     def park(self) -> float:
-        return float(max(self._on_all("park", timeout_s=_START_S)))
+        seconds = float(max(self._on_all("park", timeout_s=_START_S)))
+        self._parked_s = time.monotonic()
+        return seconds
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
         devices = self._config.placement.train
@@ -137,6 +144,7 @@ class RayTrainer:
         Weights that were not changed since keep their version, so it may be sent again.
         """
         begun_s = time.monotonic()
+        time.sleep(max(0.0, self._parked_s + _QUIET_S - begun_s))
         version = self.weights_version + 1 if self._stepped else self.weights_version
         get = self._session.get
         begun = [

@@ -95,14 +95,16 @@ class JobReason(Document):
 
 
 class JobReasonList(Document):
+    """Why several jobs are where they are."""
+
     schema_: Literal["rmux.job_reason_list/v1"] = named("rmux.job_reason_list/v1")
     items: tuple[JobReason, ...]
 
 
-class JobCancelled(Record):
-    """What cancelling one job came to."""
+class JobRequest(Record):
+    """What asking something of one job came to."""
 
-    schema_: Literal["rmux.cancel/v1"] = named("rmux.cancel/v1")
+    schema_: Literal["rmux.job_request/v1"] = named("rmux.job_request/v1")
     id: str
     name: str
     state: str
@@ -111,8 +113,18 @@ class JobCancelled(Record):
 
 
 class CancelList(Document):
+    """What `job cancel` came to."""
+
     schema_: Literal["rmux.cancel_list/v1"] = named("rmux.cancel_list/v1")
-    items: tuple[JobCancelled, ...]
+    items: tuple[JobRequest, ...]
+    dry_run: bool
+
+
+class PauseList(Document):
+    """What `job pause` or `job resume` came to."""
+
+    schema_: Literal["rmux.pause_list/v1"] = named("rmux.pause_list/v1")
+    items: tuple[JobRequest, ...]
     dry_run: bool
 
 

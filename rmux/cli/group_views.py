@@ -155,12 +155,18 @@ def _fields(seen: Look) -> dict[str, Any]:
         "observed_at": seen.at,
         "controller": None if lease is None else {"owner": lease.owner, "epoch": lease.epoch},
         "period_s": None if plan is None else plan.period_s,
-        "binding": None if plan is None else f"{plan.binding} {plan.subject}",
+        "binding": None if plan is None else f"{plan.binding} {_named(seen, plan.subject)}",
         "usd_per_h": group.usd_per_h(seen.cluster),
         "nodes": group.nodes,
         "rotation_version": group.rotation_version,
         "members": [_member(seen, member) for member in group.members],
     }
+
+
+def _named(seen: Look, subject: str) -> str:
+    """A job by its name; devices and orders as they are."""
+    job = seen.jobs.get(JobId(subject))
+    return subject if job is None else job.spec.name
 
 
 def _member(seen: Look, member: Member) -> dict[str, Any]:

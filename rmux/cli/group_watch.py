@@ -22,7 +22,7 @@ from rmux.cli.group_views import Look
 from rmux.cli.output import Format, Output, PipeClosed
 from rmux.clock import SystemClock
 from rmux.errors import DeadlineError, RmuxError, UnreachableError, UserError
-from rmux.events import PhaseEvent, to_document
+from rmux.events import EventType, PhaseEvent, to_document
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 15.0
 _FRAME_S = 0.25
+_QUIET_S = 0.5
 _COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
@@ -83,7 +84,7 @@ class _Narrator:
 
     def __init__(self, out: Output, store: Store, request: Request, *, seq: int) -> None:
         self.out, self.store, self.request, self.seq = out, store, request, seq
-        self._spoke_s = time.monotonic()
+        self._spoke_s = self._told_s = time.monotonic()
         self._names: dict[str, str] = {}
 
     def follow(self) -> None:
@@ -97,9 +98,11 @@ class _Narrator:
                 self.say("gap", reason=news.gap)
             lost = news.gap
             for event in news.events:
+                if event.type is EventType.PROGRESS and not self.out.is_json:
+                    continue
                 name = self._name(event)
                 self.out.line(_record(event), text=partial(watch_view.event_text, event, name=name))
-                self._spoke_s = time.monotonic()
+                self._spoke_s = self._told_s = time.monotonic()
             self.seq = news.seq
             if time.monotonic() - self._spoke_s >= HEARTBEAT_S and self.out.is_json:
                 self.say("heartbeat")
@@ -123,7 +126,8 @@ class _Narrator:
         self._spoke_s = time.monotonic()
 
     def _is_over(self) -> bool:
-        if self.request.until is None:
+        """Over, and quiet for a while: the last words of what ended have arrived."""
+        if self.request.until is None or time.monotonic() - self._told_s < _QUIET_S:
             return False
         with self.store.read() as conn:
             return self.request.is_over(group_views.look(conn, self.request.group, recent=()))

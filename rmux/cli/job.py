@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rmux.cli import job_logs, job_views, job_wait, job_why
-from rmux.cli.documents_jobs import CancelList, JobCancelled, JobList
+from rmux.cli import job_logs, job_requests, job_views, job_wait, job_why
+from rmux.cli.documents_jobs import CancelList, JobList, PauseList
 from rmux.cli.options import DryRun, Limit, session
 from rmux.cli.output import Table
 from rmux.cli.wiring import open_store
@@ -161,26 +161,28 @@ def cancel(
 
     A job that has ended already is left alone, and that is no failure.
     """
-    from rmux.cli import job_cancel
-
     found = session(ctx)
     with open_store(found) as store:
-        requests = job_cancel.cancel(store, texts(job), now=now, dry_run=dry_run)
-    items = tuple(
-        JobCancelled(
-            id=one.job.id,
-            name=one.job.spec.name,
-            state=one.job.state.value,
-            desired=one.job.desired,
-            changed=one.changed,
-        )
-        for one in requests
-    )
-    found.out.emit(
-        CancelList(items=items, dry_run=dry_run),
-        table=lambda: job_cancel.table(items),
-        names=[item.id for item in items if item.changed],
-    )
+        requests = job_requests.cancel(store, texts(job), now=now, dry_run=dry_run)
+    job_requests.tell(found.out, CancelList(items=requests, dry_run=dry_run))
+
+
+@app.command("pause")
+def pause(ctx: typer.Context, job: JobArgs, dry_run: DryRun = False) -> None:
+    """Let jobs stand still from their next iteration on; they keep their places and memory."""
+    found = session(ctx)
+    with open_store(found) as store:
+        requests = job_requests.pause(store, texts(job), dry_run=dry_run)
+    job_requests.tell(found.out, PauseList(items=requests, dry_run=dry_run))
+
+
+@app.command("resume")
+def resume(ctx: typer.Context, job: JobArgs, dry_run: DryRun = False) -> None:
+    """Let paused jobs go on."""
+    found = session(ctx)
+    with open_store(found) as store:
+        requests = job_requests.resume(store, texts(job), dry_run=dry_run)
+    job_requests.tell(found.out, PauseList(items=requests, dry_run=dry_run))
 
 
 def parse_state(text: str) -> JobState:

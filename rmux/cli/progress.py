@@ -43,15 +43,17 @@ def pace_of(events: Sequence[PhaseEvent]) -> Pace:
     """The pace of one job from its `KINDS` of events, in order."""
     periods, waits = [], []
     last_end_s: float | None = None
-    waited_s = 0.0
+    waited_s: dict[str, float] = {}
     for event in events:
         if event.type is EventType.PHASE_START:
-            waited_s += float(event.data.get("wait_s") or 0.0)
+            # A phase that tells of each of its devices waited for the last of them.
+            phase, wait_s = str(event.phase), float(event.data.get("wait_s") or 0.0)
+            waited_s[phase] = max(wait_s, waited_s.get(phase, 0.0))
         elif event.type is EventType.ITERATION_END:
             if last_end_s is not None:
                 periods.append(event.at_s - last_end_s)
-                waits.append(waited_s)
-            last_end_s, waited_s = event.at_s, 0.0
+                waits.append(sum(waited_s.values()))
+            last_end_s, waited_s = event.at_s, {}
     if not periods:
         return Pace()
     return Pace(period_s=statistics.median(periods), waited_s=statistics.median(waits))

@@ -16,6 +16,14 @@ from rmux.events import EventType, PhaseEvent
 LANES_S = 120.0
 """Time that the lanes show."""
 _MIN_EVENTS = 3
+_ROUTINE = {
+    EventType.GRANT,
+    EventType.RELEASED,
+    EventType.PHASE_START,
+    EventType.PROGRESS,
+    EventType.CHECKPOINT,
+}
+"""What the lanes and rows show already."""
 _RISK = 0.95
 """Share of the accepted slowdown from which on a job is marked."""
 
@@ -27,7 +35,8 @@ def render(seen: Look, *, width: int, height: int) -> list[str]:
     room = max(0, height - len(top) - _MIN_EVENTS - 3)
     drawn = ["", *lanes(seen, width=width, limit=room)] if room else []
     room = max(0, height - len(top) - len(drawn) - 1)
-    told = [event_text(event, seen) for event in reversed(seen.events)][:room]
+    telling = [event for event in seen.events if event.type not in _ROUTINE]
+    told = [event_text(event, seen) for event in reversed(telling[-room:])] if room else []
     whole = [*top, *drawn, *(["", *told] if told else [])]
     return [line[:width].rstrip() for line in whole[:height]]
 

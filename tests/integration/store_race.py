@@ -1,10 +1,11 @@
-"""One process of the store's race: takes devices and counts, `rounds` times over.
+"""One process of the store's race: counts, takes leases and places its job, `rounds` times over.
 
 python store_race.py URL WORKER ROUNDS FOLDER [unlocked]
 
 `unlocked` takes the write lock away from every transaction, which is how the drivers behave by
 themselves; what the race loses then is what the lock is for. Prints one JSON line: how often a
-device was taken, how often it was found in another's hands, how many errors the database raised.
+lease or node was taken, how often it was found in another's hands, how often a decision made from
+what was read was refused when it was written, how many errors the database raised.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from rmux.errors import ConflictError
-from rmux.store import engine, jobs, leases
+from rmux.errors import ConflictError, RmuxError
+from rmux.group import Assignment, Placement
+from rmux.ids import GroupId, JobId, NodeId
+from rmux.job import JobState
+from rmux.store import engine, groups, jobs, leases, state
 from rmux.store.engine import Store
 
 DEVICES = [f"device:h20-0{index}/0" for index in range(4)]
@@ -29,14 +33,15 @@ def main(url: str, worker: str, rounds: int, folder: Path, *, unlocked: bool) ->
     store = Store.open(url, lock_timeout_s=60)
     if unlocked:
         sa.event.remove(store.engine, "begin", engine.begin)
-    found = {"taken": 0, "twice": 0, "errors": 0}
+    found = {"taken": 0, "placed": 0, "twice": 0, "refused": 0, "errors": 0}
     while not (folder / "go").exists():
         time.sleep(0.001)
     for turn in range(rounds):
         try:
             count(store)
             race_for_device(store, f"{worker}.{turn}", folder, found)
-        except DBAPIError:
+            race_for_node(store, JobId(f"j-{worker}"), f"{worker}.{turn}", folder, found)
+        except (DBAPIError, RmuxError):
             found["errors"] += 1
     store.close()
     return found
@@ -55,7 +60,47 @@ def race_for_device(store: Store, owner: str, folder: Path, found: dict[str, int
     if lease is None:
         return
     found["taken"] += 1
-    mark = folder / lease.name.replace("/", "_")
+    hold(folder / lease.name.replace("/", "_"), found)
+    with store.write() as conn:
+        leases.release(conn, lease)
+
+
+def race_for_node(store: Store, job: JobId, turn: str, folder: Path, found: dict[str, int]) -> None:
+    """Place the job on the first free node of each pool, hold them for a moment, give them back."""
+    try:
+        with store.write() as conn:
+            nodes = place_on_free(conn, job, GroupId(f"g-{turn}"))
+    except ConflictError:
+        found["refused"] += 1
+        return
+    if not nodes:
+        return
+    found["placed"] += 1
+    for node in nodes:
+        hold(folder / node, found)
+    with store.write() as conn:
+        groups.remove_member(conn, job)
+        jobs.set_state(conn, job, JobState.PENDING)
+
+
+def place_on_free(conn: engine.Conn, job: JobId, group: GroupId) -> list[NodeId]:
+    now = state.load(conn)
+    free = [now.free_nodes(pool.name) for pool in now.cluster.pools]
+    if not all(free):
+        return []
+    rollout, train = (nodes[0] for nodes in free)
+    assignment = Assignment(
+        job_id=job,
+        group_id=None,
+        placement=Placement(rollout=rollout.devices, train=train.devices),
+        added_nodes=(rollout.id, train.id),
+    )
+    groups.apply(conn, assignment, expected_revision=now.revision, group_id=group)
+    return [rollout.id, train.id]
+
+
+def hold(mark: Path, found: dict[str, int]) -> None:
+    """Own a file of that name for a moment; whoever finds it there has found it held twice."""
     try:
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -63,8 +108,6 @@ def race_for_device(store: Store, owner: str, folder: Path, found: dict[str, int
         return
     time.sleep(0.0005)
     mark.unlink()
-    with store.write() as conn:
-        leases.release(conn, lease)
 
 
 def take_free(conn: engine.Conn, owner: str) -> leases.Lease | None:

@@ -275,3 +275,20 @@ def test_what_a_waiting_job_does_shows_in_its_phase(run, filled):
     with filled.store.write() as conn:
         jobs.update(conn, "j-000001", phase=Phase.TRAIN, phase_state="waiting")
     assert "wait:train" in run("job", "ls")[1]
+
+
+def test_pause_and_resume_ask_once_and_refuse_a_job_that_ends(run, filled):
+    def items(*argv):
+        code, out, _ = run("job", *argv, "--json")
+        return code, [(one["desired"], one["changed"]) for one in json.loads(out)["items"]]
+
+    assert items("pause", "math", "code", "--dry-run") == (0, [("pause", True), ("pause", True)])
+    assert items("pause", "math") == (0, [("pause", True)])
+    assert items("pause", "math") == (0, [("pause", False)])
+    assert "RUNNING>PAUSE" in run("job", "ls")[1]
+    assert items("resume", "math", "code") == (0, [("run", True), ("run", False)])
+    run("job", "cancel", "wide", "code")
+    assert run("job", "pause", "wide")[0] == 5
+    code, _, err = run("job", "resume", "code")
+    assert code == 5
+    assert "being cancelled" in err

@@ -181,8 +181,8 @@ class streams:  # noqa: N801 - a namespace of names, read as streams.grants(...)
 
 def encode(message: Message) -> str:
     """JSON text with the kind and version of the message."""
-    body = dataclasses.asdict(message)
-    return json.dumps({"kind": _NAMES[type(message)], "v": VERSION, **body}, allow_nan=False)
+    body = {"kind": _NAMES[type(message)], "v": VERSION, **_plain(message)}
+    return json.dumps(body, allow_nan=False, default=_plain)
 
 
 def decode(text: str) -> Message | None:
@@ -195,6 +195,11 @@ def decode(text: str) -> Message | None:
         return typing.cast("Message", _build(cls, body))
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """One level of a dataclass; `asdict` copies every level and takes several times as long."""
+    return {name: getattr(value, name) for name in _fields(typing.cast("Any", type(value)))}
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmux.clock import boot_id
+from rmux import clock
 from rmux.errors import UserError
 
 TAG_VARIABLE = "RMUX_RUN_TAG"
@@ -42,6 +43,10 @@ class ProcessId:
         if not (boot and pid.isdigit() and ticks.isdigit()):
             raise UserError(f"{text!r} does not name a process")
         return ProcessId(boot_id=boot, pid=int(pid), start_ticks=int(ticks))
+
+
+boot_id = functools.cache(clock.boot_id)
+"""Of the host as it runs now: no process outlives it."""
 
 
 def identify(pid: int) -> ProcessId | None:

@@ -79,7 +79,7 @@ class Runner:
             channel_url=args.channel,
             heartbeat_s=args.heartbeat_s,
         )
-        self._path = self._site.run_dir / args.group / f"node-{args.node}.json"
+        self._path = saved_file.path_of(args.tag, args.node)
         saved = saved_file.read(self._path)
         self._gate = Gate(
             devices, emit=self._outbox.emit, epoch=saved.epoch, positions=saved.positions
@@ -100,7 +100,6 @@ class Runner:
             self._drivers.adopt(driver, now_s=self._clock.now_s())
 
     def run(self) -> int:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._subscribe()
         self._inbox.listen(self._channel)
         watch_memory(self._site.tag, post=self._inbox.post)
@@ -113,6 +112,7 @@ class Runner:
                 # One bad item must not take the node's other jobs with it.
                 logger.exception("a turn failed")
         self._send_report(self._clock.now_s())
+        self._path.unlink(missing_ok=True)
         self._inbox.close()
         self._channel.close()
         logger.info("stopped")

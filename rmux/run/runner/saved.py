@@ -1,8 +1,11 @@
-"""What a runner must know again after its own death: one small file per node, written whole."""
+"""What a runner must know again after its own death: one small file per node, written whole.
+
+It lies in memory, not on disk: it need not outlive the host, and every grant waits for it (a rename
+on a busy disk takes up to 30 ms). Its name carries the run tag, so that a sweep removes it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -11,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rmux.clock import boot_id
 from rmux.errors import UserError
 from rmux.run.messages import Grant
-from rmux.run.processes import ProcessId
+from rmux.run.processes import ProcessId, boot_id
 from rmux.run.runner.gate import Position
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,10 @@ class Saved:
     drivers: tuple[SavedDriver, ...] = ()
 
 
+def path_of(tag: str, node: str, *, folder: Path = Path("/dev/shm")) -> Path:
+    return folder / f"{tag}.node-{node}.json"
+
+
 def write(path: Path, saved: Saved) -> None:
     """Whole or not at all; it need not outlive the host, whose reboot ends everything in it."""
     document = {
@@ -43,7 +49,7 @@ def write(path: Path, saved: Saved) -> None:
         "epoch": saved.epoch,
         "positions": {
             device: {
-                "grant": dataclasses.asdict(position.grant),
+                "grant": _fields(position.grant),
                 "free": position.is_free,
                 "since_s": position.since_s,
                 "granted_s": position.granted_s,
@@ -52,12 +58,12 @@ def write(path: Path, saved: Saved) -> None:
             if position.grant is not None
         },
         "drivers": [
-            {**dataclasses.asdict(driver), "process": str(driver.process)}
-            for driver in saved.drivers
+            {**_fields(driver), "process": str(driver.process)} for driver in saved.drivers
         ],
     }
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(document))
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(json.dumps(document))
     scratch.replace(path)
 
 
@@ -80,6 +86,10 @@ def read(path: Path) -> Saved:
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         logger.warning("cannot use %s: %s", path, error)
         return Saved()
+
+
+def _fields(value: Grant | SavedDriver) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _position(entry: Mapping[str, Any]) -> Position:

@@ -249,7 +249,7 @@ def test_what_a_runner_saved_it_reads_again(tmp_path):
         "n/1": Position(grant=grant(2), state="released", since_s=1.0),
         "n/2": Position(),
     }
-    path = tmp_path / "node-n.json"
+    path = saved_file.path_of("rx1", "n", folder=tmp_path)
     saved_file.write(path, Saved(epoch=5, positions=positions, drivers=(driver,)))
     found = saved_file.read(path)
     assert found.epoch == 5
@@ -262,7 +262,7 @@ def test_what_a_runner_saved_it_reads_again(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", '{"boot_id": "another boot"}', "[]", "{}"])
 def test_a_file_that_is_no_use_counts_as_none(tmp_path, text):
-    path = tmp_path / "node-n.json"
+    path = saved_file.path_of("rx1", "n", folder=tmp_path)
     path.write_text(text)
     assert saved_file.read(path) == Saved()
     assert saved_file.read(tmp_path / "missing.json") == Saved()

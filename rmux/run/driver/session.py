@@ -26,7 +26,7 @@ _FOLLOWS: dict[Phase | None, tuple[Phase, ...]] = {
 }
 _POOLS = {Phase.ROLLOUT: PoolKind.ROLLOUT, Phase.TRAIN: PoolKind.TRAIN}
 _SENT_WITHIN_S = 0.05
-_WITHDRAWN_WITHIN_S = 0.05
+_WITHDRAWN_WITHIN_S = 0.5
 _PROGRESS_EVERY_S = 0.5
 
 Callback = Callable[[], Any]

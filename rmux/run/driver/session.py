@@ -64,6 +64,7 @@ class Session:
         self._clock = clock or SystemClock()
         self._last: Phase | None = None
         self._current: Phase | None = None
+        self._wanted_s = 0.0
         self._iteration_from_s = 0.0
         self._metrics: dict[str, float] = {}
         self._version: int | None = None
@@ -131,18 +132,16 @@ class Session:
         try:
             result = function()
         except Exception as error:
-            self._release(phase, hold, park, error=type(error).__name__)
+            self._release(phase, hold, park, found={"error": type(error).__name__})
             raise
-        self._release(phase, hold, park, **self._collect(result))
+        self._release(phase, hold, park, found=self._collect(result))
         return result
 
     def _acquire(self, phase: Phase, wake: Callback | None) -> _Hold:
         """Wait for every device of the phase and wake on them."""
-        wanted_s = self._clock.now_s()
-        if phase is Phase.ROLLOUT:
-            self._iteration_from_s = wanted_s
-            self._pass_boundary()
         grants, granted_s = self._await_devices(phase)
+        if phase is Phase.ROLLOUT:
+            self._iteration_from_s = self._wanted_s
         woken_from_s = self._clock.now_s()
         self.engines.wake(_POOLS[phase])
         if wake is not None:
@@ -157,14 +156,16 @@ class Session:
             at_s=now_s,
             data={
                 **hold.facts,
-                "wait_s": max(0.0, granted_s - wanted_s),
+                "wait_s": max(0.0, granted_s - self._wanted_s),
                 "switch_s": now_s - woken_from_s,
                 "overhead_s": hold.overhead_s,
             },
         )
         return hold
 
-    def _release(self, phase: Phase, hold: _Hold, park: Callback | None, **found: Any) -> None:
+    def _release(
+        self, phase: Phase, hold: _Hold, park: Callback | None, *, found: Mapping[str, Any]
+    ) -> None:
         ended_s = self._clock.now_s()
         self._current = None
         if park is not None:
@@ -200,6 +201,9 @@ class Session:
         chosen = placement.rollout if phase is Phase.ROLLOUT else placement.train
         devices = tuple(str(device) for device in chosen)
         at_boundary = phase is Phase.ROLLOUT
+        if at_boundary:
+            self._pass_boundary()
+        self._wanted_s = self._clock.now_s()
         while True:
             self.link.want(phase, iteration=self.finished, devices=devices)
             found = self.link.await_grants(
@@ -222,6 +226,8 @@ class Session:
             self.link.await_desired(
                 lambda order: order != "pause", timeout_s=self.config.heartbeat_s
             )
+            # A pause is no wait for devices, and no part of the iteration.
+            self._wanted_s = self._clock.now_s()
 
     def _run_free(self, phase: Phase, function: Callback) -> Any:
         """A phase that holds no device: sync, and what a script does before its first rollout."""

@@ -89,7 +89,7 @@ def test_a_phase_wakes_runs_and_parks_around_the_users_function(job):
 
 
 def test_what_a_function_returns_reaches_its_caller_and_its_numbers_the_event(job):
-    result = {"reward": 0.5, "note": "fine", "broken": float("nan"), "device": 3}
+    result = {"reward": 0.5, "note": "fine", "broken": float("nan"), "device": 3, "phase": 1}
     assert job.user("rollout", result)() is result
     [end] = job.end().of_type(EventType.PHASE_END)
     assert (end.data["reward"], end.data["device"], end.device) == (0.5, 3, "r/0")
@@ -211,6 +211,7 @@ def test_a_paused_job_waits_at_the_boundary_without_wanting_anything(job):
         while not (job.gate.states and job.gate.states[-1] == "paused"):
             threading.Event().wait(0.002)
         assert job.gate.report.status.want is None
+        threading.Event().wait(0.1)
         seen.set()
         job.gate.desired = "run"
 
@@ -219,7 +220,8 @@ def test_a_paused_job_waits_at_the_boundary_without_wanting_anything(job):
     job.user("rollout")()
     watcher.join()
     assert seen.is_set()
-    job.end()
+    [start] = job.end().of_type(EventType.PHASE_START)
+    assert start.data["wait_s"] < 0.05
     assert job.gate.states[:3] == ["starting", "paused", "running"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,10 +10,14 @@ import typer
 from rmux.cli.options import FlatVerbGroup, Session, SpecPath, session
 from rmux.cli.output import Column, Table
 from rmux.cli.wiring import ids, open_store
+from rmux.errors import UserError
 from rmux.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from rmux.profile.measure import Probe
+    from collections.abc import Iterable
+
+    from rmux.events import PhaseEvent
+    from rmux.run.probe import GroupProbe
     from rmux.store.engine import Store
 
 app = typer.Typer(
@@ -35,6 +40,12 @@ def run(
         bool, typer.Option("--refresh", help="Make it anew even if one is known.")
     ] = False,
     no_save: Annotated[bool, typer.Option("--no-save", help="Do not keep it.")] = False,
+    keep_events: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep-events", help="Leave the events of a measuring run here, a JSON object a line."
+        ),
+    ] = None,
 ) -> None:
     """Estimate a job's phase times and memory, or measure them; keeps the result for place."""
     from rmux.cli import place_views
@@ -42,19 +53,24 @@ def run(
     from rmux.profile.service import profile_job
     from rmux.spec import load_spec
 
+    if keep_events is not None and not measure:
+        raise UserError("--keep-events has no events to keep", hint="add --measure")
     found = session(ctx)
     wanted = load_spec(spec)
     with open_store(found) as store:
+        probe = _probe(found, store) if measure else None
         profile = profile_job(
             store,
             wanted,
             ids=ids(),
-            probe=_probe(found, store) if measure else None,
-            refresh=refresh,
+            probe=probe,
+            refresh=refresh or keep_events is not None,
             iterations=iterations,
             on_progress=found.out.note,
             save=not no_save,
         )
+    if keep_events is not None and probe is not None:
+        _leave(keep_events, probe.recorded)
     found.out.emit(
         ProfileDocument.model_validate(
             {**place_views.profile_fields(profile), "name": wanted.name, "saved": not no_save}
@@ -139,7 +155,16 @@ def show(
     found.out.note(place_views.profile_line(kept))
 
 
-def _probe(found: Session, store: Store) -> Probe:
+def _leave(path: Path, events: Iterable[PhaseEvent]) -> None:
+    import json
+
+    from rmux.events import to_document
+
+    lines = (json.dumps(to_document(event), allow_nan=False) for event in events)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _probe(found: Session, store: Store) -> GroupProbe:
     from rmux.run.probe import GroupProbe
 
     return GroupProbe(host=found.settings.host, store=store)

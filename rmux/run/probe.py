@@ -82,6 +82,8 @@ class GroupProbe:
     def __init__(self, *, host: str, store: Store | None = None) -> None:
         self._host = host
         self._store = store
+        self.recorded: tuple[PhaseEvent, ...] = ()
+        """Every event of the last run, warm-up included."""
 
     def run(
         self,
@@ -160,6 +162,7 @@ class GroupProbe:
             _check_succeeded(store, status)
             with store.read() as conn:
                 found = events.read(conn, group=_GROUP, limit=100_000)
+            self.recorded = tuple(found)
         finally:
             store.close()
         return samples_of(found, placement, watch)

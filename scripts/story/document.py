@@ -6,7 +6,6 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from story import numbers
 from story.sampler import Sampler
 
 from rmux import timeline
-from rmux.events import EventType, PhaseEvent
+from rmux.events import EventType, PhaseEvent, from_document
 from rmux.ids import JobId
 from rmux.job import Job, JobState, Phase
 from rmux.store import events as stored_events
@@ -56,9 +55,11 @@ def build(
         "overhead_per_phase_s": _median(together, "overhead_s", EventType.PHASE_END),
         "sync": {
             "p50_s": _median(together, "run_s", EventType.PHASE_END, Phase.SYNC),
-            "bytes": int(_median(together, "bytes", EventType.PHASE_END, Phase.SYNC)),
+            "bytes": int(_median(together, "sent_bytes", EventType.PHASE_END, Phase.SYNC)),
         },
-        "engines": dict(next(iter(profiles.values()))["engines"]),
+        "engines": {
+            row["name"]: row["version"] for row in next(iter(profiles.values()))["engines"]
+        },
         "parked_cpu": sampler.parked_cpu(held),
         "peak_memory_bytes": sampler.peak_bytes,
         "foreign_cpu": statistics.mean(sampler.foreign_cpu),
@@ -87,23 +88,7 @@ def verdict(doc: dict[str, Any]) -> int:
 
 def read_events(path: Path) -> list[PhaseEvent]:
     """Events that `rmux profile --keep-events` left, one JSON object per line."""
-    return [_event(json.loads(line)) for line in path.read_text().splitlines() if line]
-
-
-def _event(row: dict[str, Any]) -> PhaseEvent:
-    return PhaseEvent(
-        type=EventType(row["type"]),
-        at=datetime.fromisoformat(row["ts"]),
-        at_s=row["at_s"],
-        source=row.get("source", ""),
-        source_n=row.get("source_n", 0),
-        job_id=row.get("job"),
-        iteration=row.get("iteration"),
-        phase=Phase(row["phase"]) if row.get("phase") else None,
-        device=row.get("device"),
-        data=row.get("data", {}),
-        seq=row.get("seq", 0),
-    )
+    return [from_document(json.loads(line)) for line in path.read_text().splitlines() if line]
 
 
 def _all_events(conn: Any, group_id: str) -> list[PhaseEvent]:

@@ -136,6 +136,9 @@ def up(
     with open_store(found) as store:
         group_id = group_up.resolved(store, group)
     code = group_up.up(found, group_id, detach=detach, stay=stay)
+    with open_store(found) as store, store.read() as conn:
+        document = group_views.document(group_views.look(conn, group_id))
+    found.out.emit(document, text=f"{group_id} {document.status.upper()}", names=[group_id])
     if code:
         raise typer.Exit(code)
 
@@ -149,9 +152,7 @@ def down(ctx: typer.Context, group: GroupArg, dry_run: DryRun = False) -> None:
     with open_store(found) as store:
         seen, changed = group_up.down(found, store, group, dry_run=dry_run)
     document = GroupDown(id=seen.group.id, changed=changed, status=seen.status, dry_run=dry_run)
-    told = "stopping; its jobs resume with rmux group up" if changed else "down already"
-    found.out.emit(
-        document,
-        text=f"{document.id} {'would be ' if dry_run and changed else ''}{told}",
-        names=[document.id],
-    )
+    told = f"{document.id} {document.status.upper()}" if changed else f"{document.id}: down already"
+    found.out.emit(document, text=told, names=[document.id])
+    if seen.status == "stopping":
+        found.out.note(f"rmux group watch {document.id} --until idle tells when it has stopped")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rmux.errors import UnreachableError
-from rmux.store import jobs
+from rmux.store import jobs, status
 from rmux.store.engine import Store
 from rmux.store.schema import HEAD, metadata
 
@@ -46,3 +46,12 @@ def test_nothing_can_be_written_in_a_read(store, samples):
 
     with pytest.raises((DBAPIError, UnreachableError)), store.read() as conn:
         jobs.insert(conn, samples.job())
+
+
+@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
+def test_a_server_tells_its_size_and_has_no_log_file(store, samples):
+    with store.write() as conn:
+        jobs.insert(conn, samples.job())
+    seen = status.read(store, now_s=0.0, boot_id="boot")
+    assert (seen.backend, seen.wal_bytes, seen.num_active_jobs) == ("postgresql", None, 1)
+    assert seen.size_bytes > 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,11 +26,14 @@ def test_requests_of_a_killed_worker_go_on_elsewhere_and_the_last_death_is_told(
         expected = rollout.fleet.generate(PROMPTS, sampling=GREEDY)
         victim, survivor = (rollout.session.meet(handle.actor) for handle in rollout.handles)
         progress: list[int] = []
+        killed: dict[int, float] = {}
 
         def kill(pid: int) -> Callable[[Mapping[str, Any]], None]:
             def strike(seen: Mapping[str, Any]) -> None:
                 progress.append(seen["tokens"])
-                if seen["tokens"] > 200 and seen["responses_done"] < 8:
+                if seen["tokens"] > 200 and pid not in killed:
+                    assert seen["responses_done"] < 8
+                    killed[pid] = time.monotonic()
                     os.kill(pid, signal.SIGKILL)
 
             return strike
@@ -41,6 +45,7 @@ def test_requests_of_a_killed_worker_go_on_elsewhere_and_the_last_death_is_told(
         assert progress[-1] == 16 * 200
         with pytest.raises(BackendError, match=r"rollout worker r0/1 \(pid \d+\) died") as caught:
             rollout.fleet.generate(PROMPTS, sampling=GREEDY, on_progress=kill(survivor))
+        assert time.monotonic() - killed[survivor] < 5.0
         assert caught.value.code == "backend.died"
         assert caught.value.details["pid"] == survivor
         with pytest.raises(BackendError, match="died"):

@@ -136,7 +136,7 @@ class RayFleet:
     def _usable(self) -> list[RolloutHandle]:
         usable = [handle for handle in self._handles if handle.usable]
         if not usable:
-            dead = next((handle.dead for handle in self._handles if handle.dead), None)
+            dead = next((handle.dead for handle in reversed(self._handles) if handle.dead), None)
             if dead is not None:
                 raise dead
             raise ConflictError("no rollout worker is awake", code="fleet.asleep")
@@ -211,6 +211,8 @@ class RayFleet:
         if error.code not in _DEATHS:
             raise error
         handle.dead, handle.awake = error, False
+        if not any(other.usable for other in self._handles):
+            raise error
         orphans = [
             index
             for index in batch.ledger.unfinished()

@@ -39,6 +39,7 @@ _ENVIRON = {
 _OBJECT_STORE_BYTES = 80 * 2**20
 _STDERR_LINES = 20
 _RAY_LINE = re.compile(r":(job_id|actor_name|task_name):")
+_WARNING = re.compile(r"\[W\d+ |WARNING|.*Warning:")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -218,7 +219,8 @@ class RaySession:
             if wanted is not None and str(handle._actor_id.hex()) == str(wanted):
                 pid = self._pids.get(handle, 0)
                 tail = self.stderr_of(pid)
-                last = f"its last words: {tail.splitlines()[-1]}" if tail else "without a word"
+                words = [line for line in tail.splitlines() if not _WARNING.match(line)]
+                last = f"its last words: {words[-1]}" if words else "without a word"
                 return BackendError(
                     f"{name} (pid {pid}) died, {last}",
                     code="backend.died",

@@ -13,7 +13,7 @@ from rmux.cluster import DeviceId, PoolKind
 from rmux.errors import UserError
 from rmux.events import EventType
 from rmux.job import Phase
-from rmux.run.driver.engines import DriverConfig, Engines
+from rmux.run.driver.engines import DriverConfig, Engines, SyncReport
 from rmux.run.driver.link import Link
 from rmux.run.messages import Grant
 
@@ -247,7 +247,7 @@ class Session:
             iteration=self.finished,
             phase=phase,
             at_s=ended_s,
-            data={**metrics, "run_s": ended_s - begun_s, "overhead_s": 0.0},
+            data={**metrics, **_checksum(result), "run_s": ended_s - begun_s, "overhead_s": 0.0},
         )
         return result
 
@@ -297,6 +297,11 @@ class _Hold:
         newest = max(self.grants, key=lambda grant: grant.order)
         devices = [grant.device for grant in self.grants]
         return {"devices": devices, "epoch": newest.epoch, "seq": newest.seq}
+
+
+def _checksum(result: Any) -> dict[str, str]:
+    """The checksum of synced weights: two runs with equal ones had the very same weights."""
+    return {"checksum": result.checksum} if isinstance(result, SyncReport) else {}
 
 
 def numbers_of(result: Any) -> dict[str, float]:

@@ -87,6 +87,8 @@ class HeldLease:
         from rmux.store import leases
 
         self._stopped.set()
+        # A renewal under way would find the lease released, or its store closed.
+        self._thread.join(timeout=2 * self._store.lock_timeout_s)
         try:
             with self._store.write() as conn:
                 leases.release(conn, self._lease)

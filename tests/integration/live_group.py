@@ -212,7 +212,7 @@ class LiveGroup:
             if child.poll() is None:
                 child.kill()
             child.wait()
-        processes.sweep(self.tag, grace_s=0.5)
+        parent.sweep(self.url, GROUP, host=HOST)
         self.store.close()
 
 

@@ -55,6 +55,8 @@ class GroupView:
     """Attempts that failed before this controller took over."""
     had_member: bool = False
     """Whether any job ever was in the group."""
+    open_grants: tuple[Grant, ...] = ()
+    """Journaled without a release, told with the first view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,8 @@ class State:
     runs: Mapping[JobId, Run] = field(default_factory=dict)
     gates: Mapping[NodeId, Gate] = field(default_factory=dict)
     rotation: Rotation | None = None
+    open_grants: tuple[Grant, ...] = ()
+    """Given by an earlier controller and never journaled as released."""
     held: Mapping[DeviceId, Grant] = field(default_factory=dict)
     """Granted and not yet proven released."""
     seqs: Mapping[DeviceId, int] = field(default_factory=dict)

@@ -76,6 +76,8 @@ def _take_view(turn: Turn, view: GroupView) -> None:
                 members.adopt(turn, turn.runs[job_id])
         else:
             turn.change(known, view=member)
+    if not turn.state.ready and view.open_grants:
+        turn.set(open_grants=view.open_grants)
     turn.set(had_member=turn.state.had_member or view.had_member or bool(wanted))
     if turn.rotation is not None:
         _turn_members(turn)
@@ -214,6 +216,12 @@ def _is_ready(turn: Turn) -> bool:
     )
     for grant in turn.held.values():
         turn.emit_grant(EventType.GRANT, grant, adopted=True)
+    for grant in turn.state.open_grants:
+        device = DeviceId.parse(grant.device)
+        held = turn.held.get(device)
+        if (held is None or held.order != grant.order) and device.node in turn.gates:
+            # Its gate died with its word; the one there now finds nobody on the device.
+            turn.emit_grant(EventType.RELEASED, grant, found=True)
     return True
 
 

@@ -20,6 +20,7 @@ from rmux.run.controller.state import (
 )
 from rmux.run.journal import Operation
 from rmux.run.lease import HeldLease
+from rmux.run.messages import Grant
 
 if TYPE_CHECKING:
     from rmux.store.engine import Conn, Store
@@ -29,10 +30,12 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2
 _PLACE_EVERY_S = 5.0
 _PLACER_TTL_S = 60.0
+_LOOK_BACK = 2000
+"""Grants and releases read again by a new controller."""
 
 
-def read_group(store: Store, group_id: GroupId, *, failures: bool = False) -> GroupView:
-    """The group now; with `failures` how often its jobs have failed so far."""
+def read_group(store: Store, group_id: GroupId, *, first: bool = False) -> GroupView:
+    """The group now; the `first` time with what earlier controllers journaled."""
     from rmux.store import events, groups, jobs
 
     with store.read() as conn:
@@ -41,7 +44,9 @@ def read_group(store: Store, group_id: GroupId, *, failures: bool = False) -> Gr
             MemberView(job=jobs.get(conn, member.job_id), member=member) for member in group.members
         ]
         counts: dict[JobId, int] = {}
-        if failures:
+        open_grants: tuple[Grant, ...] = ()
+        if first:
+            open_grants = _open_grants(conn, group_id)
             for view in views:
                 found = events.read(conn, job=view.job.id, types=[EventType.JOB_STATE])
                 counts[view.job.id] = sum(
@@ -54,6 +59,36 @@ def read_group(store: Store, group_id: GroupId, *, failures: bool = False) -> Gr
         desired=group.desired,
         failures=counts,
         had_member=had_member,
+        open_grants=open_grants,
+    )
+
+
+def _open_grants(conn: Conn, group_id: GroupId) -> tuple[Grant, ...]:
+    """The newest grant of each device, where no release follows it."""
+    from rmux.store import events
+
+    types = [EventType.GRANT, EventType.RELEASED]
+    given: dict[str, Grant] = {}
+    released: set[tuple[str, int, int]] = set()
+    for event in events.latest(conn, group=group_id, types=types, limit=_LOOK_BACK):
+        order = (str(event.device), int(event.data["epoch"]), int(event.data["seq"]))
+        if event.type is EventType.RELEASED:
+            released.add(order)
+            continue
+        grant = Grant(
+            device=order[0],
+            epoch=order[1],
+            seq=order[2],
+            job=str(event.job_id),
+            attempt=int(event.data["attempt"]),
+            iteration=event.iteration or 0,
+            phase=str(event.phase or ""),
+            bound_s=0.0,
+        )
+        if order[0] not in given or grant.order > given[order[0]].order:
+            given[order[0]] = grant
+    return tuple(
+        grant for grant in given.values() if (grant.device, grant.epoch, grant.seq) not in released
     )
 
 
@@ -64,7 +99,7 @@ def follow_group(
     before: GroupView | None = None
     while not stopped.is_set():
         try:
-            view = read_group(store, group_id, failures=before is None)
+            view = read_group(store, group_id, first=before is None)
         except RmuxError as error:
             logger.warning("cannot read the group: %s", error.message)
         else:

@@ -93,7 +93,7 @@ class Runner:
         self._clearing: set[Attempt] = set()
         self._resident_bytes = 0
         self._written = (-1, -1, -1)
-        self._subscribed: set[str] = set()
+        self._subscribed: set[str] | None = None
         self._permits: dict[str, tuple[Permits, float]] = {}
         self._reported: tuple[NodeReport | None, float] = (None, float("-inf"))
         for driver in saved.drivers:
@@ -200,10 +200,13 @@ class Runner:
         jobs = set(self._gate.orders) | set(self._drivers.known)
         jobs |= {p.grant.job for p in self._gate.positions.values() if p.grant and not p.is_free}
         wanted = {streams.driver_reports(job, self._node) for job in jobs}
-        wanted.add(streams.grants(self._group, self._node))
+        orders = streams.grants(self._group, self._node)
+        if self._subscribed is None:
+            # Only new ones: what an earlier controller wanted may start what has long ended.
+            self._channel.subscribe([orders])
         if wanted != self._subscribed:
             # From the oldest kept: what a driver said while this node had no runner.
-            self._channel.subscribe(sorted(wanted), replay=True)
+            self._channel.subscribe([orders, *sorted(wanted)], replay=True)
             self._subscribed = wanted
 
     def _send_permits(self, now_s: float) -> None:

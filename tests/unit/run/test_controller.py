@@ -31,6 +31,7 @@ from rmux.run.messages import (
     DeviceUse,
     DriverReport,
     DriverStatus,
+    Grant,
     Grants,
     NodeReport,
     Want,
@@ -171,11 +172,8 @@ class World:
             node: Outbox(source=f"runner-{node}", group=GROUP, node=node, clock=self.clock)
             for node in NODES
         }
-        self.gates = {
-            node: Gate([f"{node}/0"], emit=outbox.emit) for node, outbox in self.outboxes.items()
-        }
-        self.gate_channel = MemoryChannel(self.hub)
-        self.gate_channel.subscribe([streams.grants(GROUP, node) for node in NODES])
+        self.start_gates()
+        self.open_grants: tuple[Grant, ...] = ()
         self.silent: set[str] = set()
         self.may_grant, self.stores, self.stop = True, True, False
         self.unstored: list[Write] = []
@@ -190,6 +188,14 @@ class World:
         state = State(group_id=GROUP, epoch=epoch, started_s=self.clock.now_s(), stay=stay)
         limits = {"heartbeat_s": 0.05, "silent_s": 0.3, "retry_s": 0.2, **self.limits}
         self.state = dataclasses.replace(state, limits=dataclasses.replace(state.limits, **limits))
+
+    def start_gates(self) -> None:
+        """Without memory, and deaf to what was said before."""
+        self.gate_channel = MemoryChannel(self.hub)
+        self.gate_channel.subscribe([streams.grants(GROUP, node) for node in NODES])
+        self.gates = {
+            node: Gate([f"{node}/0"], emit=outbox.emit) for node, outbox in self.outboxes.items()
+        }
 
     def _member(self, job_id: str) -> MemberView:
         job = self.samples.job(job_id, name=job_id, state=JobState.PLACED, profile="p-1")
@@ -261,7 +267,12 @@ class World:
         )
 
     def control(self) -> None:
-        view = GroupView(members=tuple(self.members.values()), nodes=NODES, desired=self.desired)
+        view = GroupView(
+            members=tuple(self.members.values()),
+            nodes=NODES,
+            desired=self.desired,
+            open_grants=self.open_grants,
+        )
         stored_n = self._write() if self.stores else None
         self.state, commands = step(
             self.state,
@@ -419,6 +430,25 @@ def test_a_new_controller_goes_on_where_the_last_one_was_cut_off(samples):
         1,
         2,
     }
+
+
+def test_what_died_with_everybody_is_journaled_as_found_idle_before_anything_new(samples):
+    world = World(samples, iterations=6)
+    world.run(1.0)
+    world.open_grants = tuple(world.state.held.values())
+    assert world.open_grants
+    world.unstored, world.drivers = [], {}
+    world.outboxes = {
+        node: Outbox(source=f"later-{node}", group=GROUP, node=node, clock=world.clock)
+        for node in NODES
+    }
+    world.start_gates()
+    world.start_controller(epoch=2)
+    world.run(20)
+    assert world.finish == "every member ended"
+    assert check(world.events) == []
+    found = [event for event in world.events if event.data.get("found")]
+    assert {event.device for event in found} == {grant.device for grant in world.open_grants}
 
 
 def test_a_dead_driver_is_started_again_and_the_others_do_not_wait(samples):

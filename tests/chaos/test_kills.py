@@ -171,6 +171,28 @@ def test_controller_and_runners_killed_together_find_every_grant_again(running):
     log.info("controller and runners: longest iteration %.2f s", gap_s)
 
 
+def test_a_driver_that_hangs_on_a_device_is_fenced_and_the_others_go_on(group):
+    group.add_nodes()
+    group.jobs = [
+        group.add_job(name, iterations=ITERATIONS, rollout_s=0.15, train_s=0.15)
+        for name in ("a", "b")
+    ]
+    a, b = group.jobs
+    group.child = group.up("--fence-floor-s", "2", "--fence-grace-s", "0.5")
+    group.wait_iteration(b, 2)
+    driver = group.pid("driver", job=a)
+    os.kill(driver, signal.SIGSTOP)
+    hung_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    finish(group)
+    assert (attempts(group, a), attempts(group, b)) == (2, 1)
+    assert lost_iterations(group, b) == 0
+    (fenced,) = group.changes("driver", "fenced")
+    assert fenced.job_id == a
+    log.info("hung driver: fenced %.2f s after it stopped", fenced.at_s - hung_s)
+    (lost,) = (e for e in group.events(EventType.JOB_STATE) if e.data["state"] == "lost")
+    assert "for more than 2 s" in lost.data["error"]
+
+
 def test_a_job_that_dies_again_and_again_is_given_up_with_its_last_words(group):
     group.add_nodes()
     doomed = group.add_job("a", iterations=200, restart_limit=1)

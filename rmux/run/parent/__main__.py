@@ -21,6 +21,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--heartbeat-s", type=float, default=0.5)
     parser.add_argument("--lease-s", type=float, default=15.0)
     parser.add_argument("--stop-timeout-s", type=float, default=30.0)
+    parser.add_argument("--fence-floor-s", type=float, default=60.0)
+    parser.add_argument("--fence-grace-s", type=float, default=10.0)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
@@ -34,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
             heartbeat_s=args.heartbeat_s,
             lease_s=args.lease_s,
             stop_timeout_s=args.stop_timeout_s,
+            fence_floor_s=args.fence_floor_s,
+            fence_grace_s=args.fence_grace_s,
         )
     except RmuxError as error:
         logging.getLogger("rmux").error("%s", error)

@@ -34,6 +34,8 @@ class Plan:
     heartbeat_s: float
     lease_s: float
     stop_s: float
+    fence_floor_s: float
+    fence_grace_s: float
 
     @property
     def folder(self) -> Path:
@@ -52,13 +54,13 @@ class Plan:
 
     def start_controller(self) -> subprocess.Popen[bytes]:
         args = [*self._common(), "--host", self.host, "--lease-s", str(self.lease_s)]
-        args += ["--stop-s", str(self.stop_s)]
+        args += ["--stop-s", str(self.stop_s), "--fence-floor-s", str(self.fence_floor_s)]
         args += ["--stay"] if self.stay else []
         return self._spawn("controller", args, log="controller.log")
 
     def start_runner(self, node: NodeId) -> subprocess.Popen[bytes]:
         args = [*self._common(), "--node", node, "--tag", self.tag]
-        args += ["--stop-grace-s", str(self.stop_s)]
+        args += ["--stop-grace-s", str(self.stop_s), "--fence-grace-s", str(self.fence_grace_s)]
         return self._spawn("runner", args, log=f"runner-{node}.log")
 
     def _common(self) -> list[str]:

@@ -36,13 +36,16 @@ def run(
     heartbeat_s: float = 0.5,
     lease_s: float = 15.0,
     stop_timeout_s: float = 30.0,
+    fence_floor_s: float = 60.0,
+    fence_grace_s: float = 10.0,
 ) -> int:
     """Run the group's processes of this host; call from the main thread. Returns the exit status.
 
     0 when every member ended, when the group was told to go down, or at once when the group is up
     on this host already (`is_up` tells beforehand); 130 and 143 after SIGINT and SIGTERM, 137 when
     the stop had to be forced. NotFoundError without such a group, UserError when it spans hosts
-    and no `redis_url` is given.
+    and no `redis_url` is given. A job whose phase holds a device for longer than its bound (never
+    below `fence_floor_s`) and `fence_grace_s` is killed and tried again.
     """
     with _opened(store_url) as store:
         _check_hosts(store, group_id, host=host, redis_url=redis_url)
@@ -65,6 +68,8 @@ def run(
                 heartbeat_s=heartbeat_s,
                 lease_s=lease_s,
                 stop_s=stop_timeout_s / 2,
+                fence_floor_s=fence_floor_s,
+                fence_grace_s=fence_grace_s,
             )
             supervisor = Supervisor(
                 store,

@@ -82,7 +82,11 @@ class Runner:
         self._path = saved_file.path_of(args.tag, args.node)
         saved = saved_file.read(self._path)
         self._gate = Gate(
-            devices, emit=self._outbox.emit, epoch=saved.epoch, positions=saved.positions
+            devices,
+            emit=self._outbox.emit,
+            fence_grace_s=args.fence_grace_s,
+            epoch=saved.epoch,
+            positions=saved.positions,
         )
         self._proofs = Proofs()
         self._drivers = Drivers(
@@ -267,6 +271,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name, required=True)
     parser.add_argument("--heartbeat-s", type=float, default=0.5)
     parser.add_argument("--stop-grace-s", type=float, default=8.0)
+    parser.add_argument("--fence-grace-s", type=float, default=10.0)
     parser.add_argument("--lock-timeout-s", type=float, default=10.0)
     return parser.parse_args(argv)
 

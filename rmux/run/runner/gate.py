@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 Emit = Callable[..., None]
 Attempt = tuple[str, int]
 
-FENCE_GRACE_S = 10.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
@@ -54,6 +52,7 @@ class Gate:
         devices: Iterable[str],
         *,
         emit: Emit,
+        fence_grace_s: float = 10.0,
         epoch: int = 0,
         positions: Mapping[str, Position] | None = None,
     ) -> None:
@@ -69,6 +68,7 @@ class Gate:
         self.generation = 0
         """Counts accepted grants: what must be on disk before a driver may hear of it."""
         self._emit = emit
+        self._fence_grace_s = fence_grace_s
         self._over: set[Attempt] = set()
         self._refused: set[tuple[str, tuple[int, int]]] = set()
 
@@ -196,7 +196,7 @@ class Gate:
             grant = position.grant
             if grant is None or position.is_free:
                 continue
-            if now_s - position.since_s > grant.bound_s + FENCE_GRACE_S:
+            if now_s - position.since_s > grant.bound_s + self._fence_grace_s:
                 found[grant.job, grant.attempt] = grant
         return found
 

@@ -15,12 +15,13 @@ from rmux.run.messages import (
 )
 from rmux.run.processes import this_process
 from rmux.run.runner import saved as saved_file
-from rmux.run.runner.gate import FENCE_GRACE_S, Gate, Position
+from rmux.run.runner.gate import Gate, Position
 from rmux.run.runner.launch import attempt_tag
 from rmux.run.runner.proof import MAX_RUN_NS, WINDOW_S, Proofs
 from rmux.run.runner.saved import Saved, SavedDriver
 
 DEVICE = "n/0"
+FENCE_GRACE_S = 3.0
 
 
 def grant(seq: int, *, epoch: int = 1, job: str = "a", attempt: int = 1, device: str = DEVICE):
@@ -64,7 +65,7 @@ def told() -> Told:
 
 @pytest.fixture
 def gate(told) -> Gate:
-    return Gate([DEVICE, "n/1"], emit=told)
+    return Gate([DEVICE, "n/1"], emit=told, fence_grace_s=FENCE_GRACE_S)
 
 
 def state(gate: Gate) -> tuple[str, int]:

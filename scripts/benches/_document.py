@@ -15,6 +15,9 @@ from rmux.sync.host import host
 RESULTS = Path("docs/results")
 SCHEMA = "rmux.bench/v1"
 
+_MIN_FOR_P99 = 20
+"""With fewer values the greatest says as much."""
+
 
 def row(
     what: str,
@@ -26,7 +29,8 @@ def row(
 ) -> dict[str, Any]:
     """Median, spread (least and greatest) and count of `values`.
 
-    A ratio carries the absolute `seconds` it was made from; `facts` are sizes and counts.
+    A ratio carries the absolute `seconds` it was made from; `facts` are sizes and counts. The 99th
+    percentile lies between the two values nearest to it.
     """
     if not values:
         raise ValueError(f"{what}: nothing was measured")
@@ -39,7 +43,7 @@ def row(
         "spread": [min(values), max(values)],
         "n": len(values),
     }
-    if len(values) >= 100:
+    if len(values) >= _MIN_FOR_P99:
         made["p99"] = statistics.quantiles(values, n=100, method="inclusive")[98]
     if seconds:
         made["seconds"] = dict(seconds)

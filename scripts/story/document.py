@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from story import numbers
+from story import figures
 from story.sampler import Sampler
 
 from rmux import timeline
@@ -38,9 +38,9 @@ def build(
     store.close()
     members = [job for job in jobs if job is not None]
     solo_events = {job.id: read_events(alone[job.spec.name]) for job in members}
-    solo = {job: numbers.loop_of(recorded) for job, recorded in solo_events.items()}
-    periods_s = numbers.steady_periods_s(together)
-    gain = numbers.gain_of(list(solo.values()), [periods_s[job.id] for job in members])
+    solo = {job: figures.loop_of(recorded) for job, recorded in solo_events.items()}
+    periods_s = figures.steady_periods_s(together)
+    gain = figures.gain_of(list(solo.values()), [periods_s[job.id] for job in members])
     held = timeline.holds(together)
     latency = timeline.spread(timeline.grant_latencies_s(together))
     planned_s = _planned_period_s(together, profiles)
@@ -64,7 +64,7 @@ def build(
         "peak_memory_bytes": sampler.peak_bytes,
         "foreign_cpu": statistics.mean(sampler.foreign_cpu),
         "weights_equal": [_weights_equal(job, solo_events[job.id], together) for job in members],
-        "losses": numbers.lost_gain(solo, together),
+        "losses": figures.lost_gain(solo, together),
         "gantt": _gantt(held, members, together),
     }
 
@@ -101,7 +101,7 @@ def _all_events(conn: Any, group_id: str) -> list[PhaseEvent]:
         found += more
 
 
-def _job(job: Job, solo: numbers.SoloLoop, period_s: float, planned_s: float) -> dict[str, Any]:
+def _job(job: Job, solo: figures.SoloLoop, period_s: float, planned_s: float) -> dict[str, Any]:
     if job.state is not JobState.SUCCEEDED:
         raise SystemExit(f"{job.spec.name} ended {job.state}: {job.error or job.reason.message}")
     return {
@@ -145,7 +145,7 @@ def _median(
 def _planned_period_s(events: Sequence[PhaseEvent], profiles: dict[str, Any]) -> float:
     """Period of one round from the measured profiles, as the admission counted it."""
     loops = [
-        numbers.SoloLoop(
+        figures.SoloLoop(
             period_s=profile["solo_s"],
             rollout_s=_planned(profile, "rollout"),
             train_s=_planned(profile, "train"),

@@ -16,12 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from story import document, show
+from story.sampler import Sampler
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from story import document, show  # noqa: E402
-from story.sampler import Sampler  # noqa: E402
-
 SPECS = ("copy", "sort")
 _TAG = "RMUX_DEMO"
 

@@ -1,15 +1,17 @@
 """One rank of a bench: `python -m rmux.sync.bench_rank`, commands on stdin, answers on stdout.
 
-Both are JSON, a line each. It ends when its stdin does, in the middle of a transfer too, so a
-parent that is killed leaves no rank behind.
+Both are JSON, a line each. It ends when its parent or its stdin does, in the middle of a transfer
+too: a parent that is killed leaves no rank behind.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
 import random
+import signal
 import sys
 import threading
 from typing import Any
@@ -23,6 +25,7 @@ from rmux.sync.transport.tcp import Receiver, TcpTransport
 
 _SEED_BYTES = 2**24
 _ORPHANED = 3
+_PR_SET_PDEATHSIG = 1
 
 
 class BenchRank:
@@ -101,12 +104,24 @@ def seeded(size_bytes: int, *, seed: int) -> bytearray:
 
 
 def _read_commands(commands: queue.Queue[dict[str, Any]]) -> None:
-    for line in sys.stdin:
-        commands.put(json.loads(line))
-    os._exit(_ORPHANED)  # other threads may be blocked in a transfer
+    try:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+    finally:
+        # Half a command is the last of a parent that died as well. Other threads may be blocked in
+        # a transfer, so nothing less ends the process.
+        os._exit(_ORPHANED)
+
+
+def _die_with_parent() -> None:
+    """Be killed with the parent, whoever else holds this process's stdin open by then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def main() -> None:
+    _die_with_parent()
     commands: queue.Queue[dict[str, Any]] = queue.Queue()
     threading.Thread(target=_read_commands, args=(commands,), daemon=True).start()
     rank = BenchRank()

@@ -20,6 +20,7 @@ from rmux.cli.exit_codes import code_of
 from rmux.cli.main import main
 from rmux.cli.sync import check
 from rmux.errors import BackendError, CheckError, DeadlineError
+from rmux.run import processes
 from rmux.sync.bench import BenchConfig, TopologyResult, Verification, mismatched, run_bench
 from rmux.sync.bench_rank import seeded
 from rmux.sync.plan import Rank, Side, Topology
@@ -286,3 +287,49 @@ def test_a_bench_killed_outright_leaves_no_rank_behind() -> None:
         parent.kill()
         gone, alive = psutil.wait_procs(ranks, timeout=10)
     assert (len(gone), alive) == (4, [])
+
+
+def waiting_target(stdin: Any, stdout: Any) -> None:
+    """Bring a rank to where it waits for a sender that never comes."""
+    opened = {"do": "open", "side": "target", "index": 0, "size_bytes": KIB, "seed": 7}
+    stdin.write(json.dumps({**opened, "address": "127.0.0.1"}) + "\n")
+    stdin.flush()
+    run = {"do": "run", "topology": "hier", "sync_id": "r1", "num_sources": 1, "num_targets": 1}
+    endpoints = [json.loads(stdout.readline())["endpoint"]]
+    rest = {"endpoints": endpoints, "streams": 1, "chunk_bytes": KIB, "deadline_s": 60}
+    stdin.write(json.dumps({**run, **rest}) + "\n")
+    stdin.flush()
+
+
+RANK = [sys.executable, "-m", "rmux.sync.bench_rank"]
+
+
+def test_a_rank_in_mid_sync_ends_with_a_parent_that_died_in_the_middle_of_a_command() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(RANK, text=True, **pipes) as rank:
+        try:
+            waiting_target(rank.stdin, rank.stdout)
+            assert rank.stdin is not None
+            rank.stdin.write('{"do": "che')
+            rank.stdin.close()
+            assert rank.wait(1) == 3
+        finally:
+            rank.kill()
+
+
+def test_a_rank_in_mid_sync_ends_with_its_parent_though_its_stdin_stays_open() -> None:
+    start = f"import subprocess; p = subprocess.Popen({RANK!r}); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen(
+        [sys.executable, "-c", start], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        rank = processes.identify(int(parent.stdout.readline()))
+        assert rank is not None
+        try:
+            waiting_target(parent.stdin, parent.stdout)
+            parent.kill()
+            assert processes.wait_ended([rank], timeout_s=1) == []
+        finally:
+            parent.kill()
+            if processes.is_alive(rank):
+                os.kill(rank.pid, signal.SIGKILL)

@@ -27,6 +27,7 @@ from rmux.run.workers.vllm import RolloutWorker, WakeReport
 from rmux.run.workers.vllm_engine import EngineOptions
 
 VOCABULARY = 64
+END = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +57,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=32,
         tie_word_embeddings=True,
         max_position_embeddings=1024,
+        eos_token_id=END,
     )
     folder = tmp_path_factory.mktemp("tiny")
     Qwen3ForCausalLM(config).save_pretrained(folder)
@@ -186,9 +188,24 @@ class Rollout:
     session: RaySession
     cache: Any
     handles: list[RolloutHandle]
-    fleet: RayFleet
+    seconds: dict[str, float]
     trainer_version: list[int] = field(default_factory=lambda: [0])
-    seconds: dict[str, float] = field(default_factory=dict)
+    fleet: RayFleet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fleet = self.new_fleet()
+
+    def new_fleet(self) -> RayFleet:
+        """As an attempt makes it at its start."""
+        spec = self.config.spec
+        return RayFleet(
+            self.session,
+            self.handles,
+            max_model_len=spec.rollout.max_prompt_tokens + spec.rollout.max_tokens,
+            max_staleness=spec.max_staleness,
+            seed=spec.seed,
+            trainer_version=lambda: self.trainer_version[0],
+        )
 
     @property
     def files(self) -> CacheFiles:
@@ -278,23 +295,8 @@ def start_rollout(
         seconds["prepare"] = max(session.get(refs, timeout_s=120.0))
         refs = [handle.actor.init.remote() for handle in handles]
         seconds["init"] = max(session.get(refs, timeout_s=120.0))
-        version = [0]
-        fleet = RayFleet(
-            session,
-            handles,
-            max_model_len=engine.max_model_len,
-            max_staleness=spec.max_staleness,
-            seed=spec.seed,
-            trainer_version=lambda: version[0],
-        )
         return Rollout(
-            config=config,
-            session=session,
-            cache=cache,
-            handles=handles,
-            fleet=fleet,
-            trainer_version=version,
-            seconds=seconds,
+            config=config, session=session, cache=cache, handles=handles, seconds=seconds
         )
 
     yield start

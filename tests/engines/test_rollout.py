@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,10 +93,18 @@ def test_same_seeds_give_same_tokens_and_logprobs_also_on_a_busy_core(rollout: A
     assert [r.tokens for r in other] != [r.tokens for r in first]
 
 
-def test_default_seeds_differ_between_calls_and_repeat_after_a_restart(rollout: Any) -> None:
-    rollout.wake()
-    first, second = (rollout.fleet.generate(PROMPTS, sampling=SAMPLING) for _ in range(2))
+def test_default_seeds_differ_between_calls_and_repeat_in_the_next_attempt(rollout: Any) -> None:
+    def attempt() -> list[list[Response]]:
+        fleet = rollout.new_fleet()
+        found = []
+        for _ in range(2):
+            rollout.wake()
+            found.append(fleet.generate(PROMPTS, sampling=SAMPLING))
+        return found
+
+    first, second = attempt()
     assert [r.tokens for r in first] != [r.tokens for r in second]
+    assert attempt() == [first, second]
 
 
 def test_a_wake_takes_the_new_weights_in_also_for_prompts_seen_before(
@@ -206,11 +213,19 @@ def test_an_interrupted_call_leaves_nothing_running(rollout: Any) -> None:
     assert rollout.session.get(rollout.handles[0].actor.park.remote()) == 0
 
 
-def test_end_of_sequence_ends_a_response_unless_ignored(rollout: Any, tiny_model: Path) -> None:
-    # The tiny model has no end token; nothing may stop it early then.
+def test_the_end_token_ends_a_response_unless_it_is_ignored(rollout: Any) -> None:
+    end = 5
     rollout.wake()
-    (response,) = rollout.fleet.generate([PROMPTS[0]], sampling=Sampling(max_tokens=40))
-    assert (len(response.tokens), response.finish_reason) == (40, "length")
+    ended = rollout.fleet.generate(PROMPTS * 2, sampling=Sampling(max_tokens=60))
+    stopped = [response for response in ended if response.finish_reason == "stop"]
+    assert stopped
+    for response in ended:
+        assert end not in response.tokens[:-1]
+        assert (response.tokens[-1] == end) == (response.finish_reason == "stop")
+        assert len(response.logprobs) == len(response.tokens)
+    ignored = rollout.fleet.generate(PROMPTS * 2, sampling=Sampling(max_tokens=60, ignore_eos=True))
+    assert {len(response.tokens) for response in ignored} == {60}
+    assert any(end in response.tokens[:-1] for response in ignored)
 
 
 def test_nothing_is_left_when_the_session_is_closed(

@@ -33,9 +33,10 @@ def up(session: Session, group_id: GroupId, *, detach: bool, stay: bool) -> int:
     from rmux.run import parent
 
     settings = session.settings
-    where = {"host": settings.host, "run_dir": settings.run_dir, "redis_url": settings.redis_url}
-    if parent.is_up(settings.store_url, group_id, host=settings.host):
-        session.out.note(f"{group_id} is up on {settings.host} already")
+    found = parent.served(settings.store_url, group_id, host=settings.host)
+    if found is not None:
+        since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
+        session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
         return 0
     if detach:
         parent.detach(
@@ -46,8 +47,10 @@ def up(session: Session, group_id: GroupId, *, detach: bool, stay: bool) -> int:
             redis_url=settings.redis_url,
             stay=stay,
             heartbeat_s=settings.heartbeat_s,
+            lease_s=settings.lease_s,
+            stop_timeout_s=settings.grace_s,
         )
-        session.out.note(f"{group_id} is up on {where['host']}; rmux group watch {group_id}")
+        session.out.note(f"{group_id} is up on {settings.host}; rmux group watch {group_id}")
         return 0
     session.out.note(f"{group_id} comes up on {settings.host}; Ctrl-C stops it in order")
     return parent.run(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-from rmux.errors import BackendError, SpecError
+from rmux.errors import SpecError
 from rmux.job import Engine, JobSpec
-
-_ENGINES = ("ray", "torch", "deepspeed", "vllm")
+from rmux.run.installed import check_engines
 
 
 def check(spec: JobSpec, *, hardware: str) -> None:
@@ -23,8 +21,7 @@ def check(spec: JobSpec, *, hardware: str) -> None:
         from rmux.profile.footprint import load_shape
 
         load_shape(spec.model_path)
-        if spec.python is None:
-            _check_engines(hardware)
+    check_engines(spec, hardware=hardware)
     functions = [name for name in (spec.task_module, spec.reward.function) if name]
     if functions:
         from rmux.run.sandbox.check import check_function
@@ -33,17 +30,6 @@ def check(spec: JobSpec, *, hardware: str) -> None:
             check_function(function, python=spec.python)
     if spec.script is not None:
         _check_script(Path(spec.script))
-
-
-def _check_engines(hardware: str) -> None:
-    missing = [name for name in _ENGINES if importlib.util.find_spec(name) is None]
-    if missing:
-        extra = "cpu" if hardware == "cpu" else "gpu"
-        raise BackendError(
-            f"the job needs {', '.join(missing)}, not installed here",
-            hint=f"pip install 'rmux[{extra}]', or write engine = \"emulated\"",
-            details={"missing": missing},
-        )
 
 
 def _check_script(path: Path) -> None:

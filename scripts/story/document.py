@@ -63,6 +63,11 @@ def build(
         "parked_cpu": sampler.parked_cpu(held),
         "peak_memory_bytes": sampler.peak_bytes,
         "foreign_cpu": statistics.mean(sampler.foreign_cpu),
+        "stolen_cpu": statistics.mean(sampler.stolen_cpu),
+        "role_cpu": {
+            role: spent_s / sampler.seconds
+            for role, spent_s in sorted(sampler.role_cpu_s.items(), key=lambda row: -row[1])
+        },
         "weights_equal": [_weights_equal(job, solo_events[job.id], together) for job in members],
         "losses": figures.lost_gain(solo, together),
         "gantt": _gantt(held, members, together),

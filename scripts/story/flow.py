@@ -74,26 +74,26 @@ class Story:
             raise SystemExit(f"rmux group up ended with exit code {code}")
 
 
-def tell(folder: Path) -> dict[str, Any]:
+def tell(folder: Path, *, iterations: int | None) -> dict[str, Any]:
     """The whole story in `folder`; returns the document."""
     story = Story(folder)
+    jobs_dir = ROOT / "examples/cpu"
     subprocess.run(
         [sys.executable, str(ROOT / "examples/cpu/make_models.py")], check=True, stdout=sys.stderr
     )
+    if iterations is not None:
+        jobs_dir = _shortened(jobs_dir, folder / "jobs", iterations=iterations)
     story.say("store", "init")
     story.say("pool", "add", "-f", str(ROOT / "examples/cpu/cluster.toml"))
+    specs = {name: str(jobs_dir / f"{name}.toml") for name in SPECS}
     profiles = {}
-    for name in SPECS:
-        profiles[name] = story.say(
-            "profile",
-            str(ROOT / f"examples/cpu/{name}.toml"),
-            "--measure",
-            "--keep-events",
-            str(folder / f"{name}-alone.jsonl"),
-        )
+    for name, spec in specs.items():
+        measure = ["--measure", "--keep-events", str(folder / f"{name}-alone.jsonl")]
+        if iterations is not None:
+            measure += ["--iterations", str(min(iterations - 1, 5))]
+        profiles[name] = story.say("profile", spec, *measure)
     jobs = []
-    for name in SPECS:
-        spec = str(ROOT / f"examples/cpu/{name}.toml")
+    for spec in specs.values():
         story.show("place", spec, "--explain")
         jobs.append(story.say("job", "submit", spec))
     groups = {job["group"] for job in jobs}
@@ -110,15 +110,35 @@ def tell(folder: Path) -> dict[str, Any]:
     )
 
 
+def _shortened(source: Path, target: Path, *, iterations: int) -> Path:
+    """The example jobs with another number of iterations."""
+    shutil.copytree(source, target)
+    for name in SPECS:
+        path = target / f"{name}.toml"
+        lines = path.read_text().splitlines()
+        lines = [f"iterations = {iterations}" if _sets_iterations(row) else row for row in lines]
+        path.write_text("\n".join(lines) + "\n")
+    return target
+
+
+def _sets_iterations(line: str) -> bool:
+    return line.replace(" ", "").startswith("iterations=")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one document instead of the report")
     parser.add_argument("--keep", action="store_true", help="leave the run folder and name it")
+    parser.add_argument(
+        "--iterations", type=int, help="iterations of each job, at least 3 (default: the specs' 12)"
+    )
     options = parser.parse_args()
+    if options.iterations is not None and options.iterations < 3:
+        parser.error("--iterations: two are left after the warm-up only from 3 on")
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="rmux-demo-"))
     try:
-        doc = tell(folder)
+        doc = tell(folder, iterations=options.iterations)
         doc["wall_s"] = round(time.monotonic() - began_s, 1)
         if options.keep:
             doc["run_dir"] = str(folder)

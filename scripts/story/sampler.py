@@ -15,6 +15,20 @@ from rmux.clock import SystemClock
 from rmux.job import Phase
 from rmux.timeline import Hold
 
+_ROLES = (  # what a command line holds, and the role it is counted under; first match wins
+    ("RolloutWorker", "rollout workers"),
+    ("TrainRank", "training ranks"),
+    ("HostWeightCache", "weight caches"),
+    ("rmux.run.driver", "drivers"),
+    ("rmux.run.sandbox", "sandboxes"),
+    ("rmux.run.controller", "controller"),
+    ("rmux.run.runner", "runners"),
+    ("group up", "parent"),
+    ("valkey", "channel server"),
+    ("group watch", "watch"),
+    ("story.flow", "this demo"),
+    ("ray", "Ray's own processes"),
+)
 _MARGIN_S = 0.3  # around a hold: its wake, its park and the sampling period
 
 
@@ -26,11 +40,17 @@ class Sampler:
     period_s: float = 0.5
     foreign_cpu: list[float] = field(default_factory=list)
     """Share of one core used by processes that are not ours, per sample."""
+    stolen_cpu: list[float] = field(default_factory=list)
+    """Share of one core that the host took from this machine, per sample."""
+    role_cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: float = 0.0
+    """Length of the sampled time."""
     peak_bytes: int = 0
     _workers: dict[int, tuple[str, Phase]] = field(default_factory=dict)
     _worker_cpu: dict[int, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    _roles: dict[int, str] = field(default_factory=dict)
     _known: dict[int, bool] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -62,7 +82,7 @@ class Sampler:
     def _loop(self) -> None:
         clock = SystemClock()
         cpu_s: dict[int, float] = {}
-        busy_s = _machine_busy_s()
+        busy_s, stolen_s = _machine_s()
         at = time.monotonic()
         while not self._stop.wait(self.period_s):
             ours = self._ours()
@@ -70,11 +90,16 @@ class Sampler:
             for pid in self._workers:
                 if pid in now_cpu_s:
                     self._worker_cpu[pid].append((clock.now_s(), now_cpu_s[pid]))
-            now_busy_s, now = _machine_busy_s(), time.monotonic()
-            own_s = sum(s - cpu_s[pid] for pid, s in now_cpu_s.items() if pid in cpu_s)
-            self.foreign_cpu.append(max(0.0, now_busy_s - busy_s - own_s) / (now - at))
+            (now_busy_s, now_stolen_s), now = _machine_s(), time.monotonic()
+            used_s = {pid: s - cpu_s[pid] for pid, s in now_cpu_s.items() if pid in cpu_s}
+            for pid, spent_s in used_s.items():
+                self.role_cpu_s[self._roles[pid]] += spent_s
+            foreign_s = max(0.0, now_busy_s - busy_s - sum(used_s.values()))
+            self.foreign_cpu.append(foreign_s / (now - at))
+            self.stolen_cpu.append((now_stolen_s - stolen_s) / (now - at))
             self.peak_bytes = max(self.peak_bytes, rss)
-            cpu_s, busy_s, at = now_cpu_s, now_busy_s, now
+            self.seconds += now - at
+            cpu_s, busy_s, stolen_s, at = now_cpu_s, now_busy_s, now_stolen_s, now
 
     def _ours(self) -> list[psutil.Process]:
         found = []
@@ -98,10 +123,11 @@ class Sampler:
         if process.pid in self._workers:
             return
         title = " ".join(process.cmdline())
-        for name, phase in (("RolloutWorker", Phase.ROLLOUT), ("TrainRank", Phase.TRAIN)):
-            if name in title:
-                job = process.environ().get("RMUX_JOB_ID", "")
-                self._workers[process.pid] = (job, phase)
+        role = next((role for text, role in _ROLES if text in title), "other")
+        self._roles[process.pid] = role
+        phase = {"rollout workers": Phase.ROLLOUT, "training ranks": Phase.TRAIN}.get(role)
+        if phase is not None:
+            self._workers[process.pid] = (process.environ().get("RMUX_JOB_ID", ""), phase)
 
 
 def _usage(processes: Sequence[psutil.Process]) -> tuple[dict[int, float], int]:
@@ -117,9 +143,10 @@ def _usage(processes: Sequence[psutil.Process]) -> tuple[dict[int, float], int]:
     return cpu_s, rss
 
 
-def _machine_busy_s() -> float:
+def _machine_s() -> tuple[float, float]:
+    """CPU seconds of all cores since boot: used here, and stolen by the host."""
     times = psutil.cpu_times()
-    return times.user + times.nice + times.system + times.irq + times.softirq
+    return times.user + times.nice + times.system + times.irq + times.softirq, times.steal
 
 
 def _touches(hold: Hold, since_s: float, until_s: float) -> bool:

@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from rmux.cli import group_views
 from rmux.cli.group_views import Look
 from rmux.cli.options import Session
-from rmux.errors import NotFoundError
+from rmux.cli.wiring import open_store
+from rmux.errors import ConflictError
 from rmux.ids import GroupId
 from rmux.job import JobState
 
 if TYPE_CHECKING:
+    from rmux.run.parent import Served
     from rmux.store.engine import Store
 
+_POLL_S = 0.1
+_ENDED = "has nothing to run: all its jobs have ended; --stay waits for later ones"
 _RUNNING = {JobState.STARTING, JobState.RUNNING, JobState.PAUSED}
 
 
 def resolved(store: Store, text: str) -> GroupId:
-    """NotFoundError when there is no such group, or when it is empty by now."""
+    """NotFoundError when there is no such group."""
     from rmux.store import groups
 
     with store.read() as conn:
-        group = groups.get(conn, groups.resolve(conn, text))
-    if not group.nodes:
-        raise NotFoundError(f"group {group.id} is empty", hint="rmux group ls")
-    return group.id
+        return groups.resolve(conn, text)
 
 
 def up(session: Session, group_id: GroupId, *, detach: bool, stay: bool) -> int:
-    """The exit code: 0 when its jobs ended, it went down, is detached, or was up already."""
+    """The exit code: 0 when its jobs ended, it went down, is detached, or was up already.
+
+    One that is going down is waited for, then brought up again: ConflictError when that takes too
+    long.
+    """
     from rmux.run import parent
 
     settings = session.settings
-    found = parent.served(settings.store_url, group_id, host=settings.host)
-    if found is not None:
-        since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
-        session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
+    with open_store(session) as store:
+        found = _served(session, store, group_id)
+        if found is not None:
+            since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
+            session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
+            return 0
+        empty = _empty(store, group_id, stay=stay)
+    if empty:
+        session.out.note(f"{group_id} {empty}")
+    if empty == _ENDED:
         return 0
     if detach:
         parent.detach(
@@ -64,6 +76,44 @@ def up(session: Session, group_id: GroupId, *, detach: bool, stay: bool) -> int:
         lease_s=settings.lease_s,
         stop_timeout_s=settings.grace_s,
     )
+
+
+def _served(session: Session, store: Store, group_id: GroupId) -> Served | None:
+    """Who serves the group and goes on doing so."""
+    from rmux.run import parent
+    from rmux.store import groups
+
+    host = session.settings.host
+    deadline_s = time.monotonic() + 2 * session.settings.grace_s
+    told = False
+    while True:
+        with store.read() as conn:
+            found = parent.served_in(conn, group_id, host=host)
+            desired = groups.get(conn, group_id).desired
+        if found is None or desired != "down":
+            return found
+        if time.monotonic() > deadline_s:
+            raise ConflictError(
+                f"{group_id} is still stopping, pid {found.pid}",
+                code="group.stopping",
+                hint=f"rmux group watch {group_id} --until idle",
+            )
+        if not told:
+            session.out.note(f"{group_id} is stopping, pid {found.pid}; waiting for its end")
+            told = True
+        time.sleep(_POLL_S)
+
+
+def _empty(store: Store, group_id: GroupId, *, stay: bool) -> str:
+    """What there is to say of a group without a job to run; '' with one."""
+    from rmux.store import groups, jobs
+
+    with store.read() as conn:
+        if groups.get(conn, group_id).members:
+            return ""
+        if jobs.count(conn, group=group_id) and not stay:
+            return _ENDED
+    return "has no job yet and waits for one"
 
 
 def down(session: Session, store: Store, text: str, *, dry_run: bool) -> tuple[Look, bool]:

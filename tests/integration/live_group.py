@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class LiveGroup:
     run_dir: Path
     heartbeat_s: float = 0.2
     parents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    commands: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def tag(self) -> str:
@@ -116,7 +118,7 @@ class LiveGroup:
             jobs.insert(conn, job)
             if not placed:
                 return job_id
-            known = {group.id: group for group in groups.ls(conn)}.get(GROUP)
+            known = {group.id: group for group in groups.ls(conn, all=True)}.get(GROUP)
             held = known.nodes if known else ()
             groups.apply(
                 conn,
@@ -144,6 +146,16 @@ class LiveGroup:
         )
         child = processes.spawn(argv, environ=os.environ, log=self.run_dir / "up.log")
         self.parents.append(child)
+        return child
+
+    def rmux(self, *args: str, **environ: str) -> subprocess.Popen[str]:
+        """`rmux …` on this store, in a process of its own."""
+        env = {**os.environ, "HOME": str(self.run_dir.parent), "RMUX_RUN_DIR": str(self.run_dir)}
+        env |= {"RMUX_STORE": self.url, "RMUX_HOST": HOST, "RMUX_HEARTBEAT": "200ms", **environ}
+        argv = [sys.executable, "-m", "rmux", *args]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        child = subprocess.Popen(argv, text=True, env=env, **pipes)
+        self.commands.append(child)
         return child
 
     def job(self, job_id: JobId) -> Job:
@@ -208,10 +220,14 @@ class LiveGroup:
         }
 
     def close(self) -> None:
-        for child in self.parents:
+        for child in (*self.parents, *self.commands):
             if child.poll() is None:
                 child.kill()
             child.wait()
+        for command in self.commands:
+            for pipe in (command.stdout, command.stderr):
+                assert pipe is not None
+                pipe.close()
         parent.sweep(self.url, GROUP, host=HOST)
         self.store.close()
 

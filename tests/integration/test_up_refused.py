@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -47,19 +46,11 @@ class Answer:
 
 def up(group, *args, **environ):
     """`rmux group up`, in a process of its own; its error as JSON."""
-    env = {**os.environ, "RMUX_RUN_DIR": str(group.run_dir), "HOME": str(group.run_dir.parent)}
-    flags = ["--store", group.url, "--host", live_group.HOST, "--json"]
     begun_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "rmux", "group", "up", live_group.GROUP, *flags, *args],
-        capture_output=True,
-        text=True,
-        env={**env, **environ},
-        timeout=30,
-        check=False,
-    )
-    error = json.loads(done.stderr.splitlines()[-1])
-    return Answer(done.returncode, error, done.stdout, time.monotonic() - begun_s)
+    child = group.rmux("group", "up", live_group.GROUP, "--json", *args, **environ)
+    stdout, stderr = child.communicate(timeout=30)
+    error = json.loads(stderr.splitlines()[-1])
+    return Answer(child.returncode, error, stdout, time.monotonic() - begun_s)
 
 
 def check_refused(group, answer, *, code, slug):

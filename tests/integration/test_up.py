@@ -1,0 +1,116 @@
+"""`rmux group up` as it is typed: when it waits, when it ends, what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rmux.events import EventType
+from rmux.job import JobState
+from rmux.run import parent
+from rmux.store import jobs, schema
+
+_SPEC = importlib.util.spec_from_file_location(
+    "rmux_live_group", Path(__file__).with_name("live_group.py")
+)
+live_group = importlib.util.module_from_spec(_SPEC)
+sys.modules.setdefault("rmux_live_group", live_group)
+_SPEC.loader.exec_module(live_group)
+
+GROUP, HOST = live_group.GROUP, live_group.HOST
+CLEAN = {"processes": [], "files": [], "shm": []}
+QUICK = {"rollout_s": 0.05, "train_s": 0.05}
+
+
+@pytest.fixture
+def group(tmp_path):
+    opened = live_group.open_group(tmp_path)
+    opened.add_nodes()
+    yield opened
+    opened.close()
+
+
+def ends(child, *, code=0):
+    stdout, stderr = child.communicate(timeout=60)
+    assert child.returncode == code, stderr
+    return stdout, stderr
+
+
+def is_up(group):
+    return parent.is_up(group.url, GROUP, host=HOST)
+
+
+def test_a_group_without_a_job_waits_for_its_first_and_ends_with_its_last(group):
+    with group.store.write() as conn:
+        row = {"id": GROUP, "desired": "run", "rotation_version": 1}
+        conn.execute(schema.groups.insert().values(**row, created_at=datetime.now(UTC)))
+    child = group.rmux("group", "up", GROUP)
+    assert child.stderr.readline() == f"{GROUP} has no job yet and waits for one\n"
+    group.wait(lambda: group.events(EventType.CONTROLLER), what="the controller is ready")
+    assert child.poll() is None
+    first = group.add_job("first", iterations=2, **QUICK)
+    stdout, _ = ends(child)
+    assert stdout == f"{GROUP} IDLE\n"
+    assert group.states() == {first: JobState.SUCCEEDED}
+    assert group.leftovers() == CLEAN
+
+
+def test_a_group_whose_jobs_have_ended_is_done_at_once(group):
+    job = group.add_job("a")
+    with group.store.write() as conn:
+        jobs.set_state(conn, job, JobState.CANCELLED)
+    _, stderr = ends(group.rmux("group", "up", GROUP))
+    assert "all its jobs have ended; --stay waits" in stderr
+    assert group.events(EventType.PROCESS) == []
+
+
+def test_with_stay_it_goes_on_for_later_jobs_until_it_is_told_to_go_down(group):
+    a = group.add_job("a", iterations=2, **QUICK)
+    child = group.rmux("group", "up", GROUP, "--stay")
+    group.wait(lambda: group.states()[a] is JobState.SUCCEEDED, what="the first job")
+    b = group.add_job("b", iterations=2, **QUICK)
+    group.wait(lambda: group.states()[b] is JobState.SUCCEEDED, what="the second job")
+    assert child.poll() is None
+    ends(group.rmux("group", "down", GROUP))
+    ends(child)
+    assert group.leftovers() == CLEAN
+
+
+def test_a_second_up_names_the_first_and_changes_nothing(group):
+    group.add_job("a", iterations=500)
+    begun = datetime.now(UTC)
+    first = group.rmux("group", "up", GROUP)
+    group.wait(lambda: group.events(EventType.CONTROLLER), what="it is up")
+    stdout, stderr = ends(group.rmux("group", "up", GROUP, "--json"))
+    assert f"is already up, pid {first.pid}, since " in stderr
+    assert json.loads(stdout)["status"] == "up"
+    since = parent.served(group.url, GROUP, host=HOST).since
+    assert abs((since - begun).total_seconds()) < 5
+    assert first.poll() is None
+    assert len(group.changes("controller", "started")) == 1
+
+
+def test_up_of_a_group_that_is_stopping_waits_and_brings_it_up_again(group):
+    a = group.add_job("a", iterations=500)
+    first = group.rmux("group", "up", GROUP)
+    group.wait_iteration(a, 1)
+    ends(group.rmux("group", "down", GROUP, "--yes"))
+    assert is_up(group)
+    second = group.rmux("group", "up", GROUP)
+    assert "is stopping" in second.stderr.readline()
+    ends(first)
+    group.wait(lambda: len(group.changes("controller", "started")) == 2, what="up again")
+    reached = group.job(a).iteration
+    group.wait_iteration(a, reached + 1)
+    assert second.poll() is None
+    second.terminate()
+    begun_s = time.monotonic()
+    ends(second, code=143)
+    assert time.monotonic() - begun_s < 10
+    assert group.leftovers() == CLEAN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,12 @@ from rmux import timeline as lines
 from rmux import units
 from rmux.cli import group_rows, group_views, group_watch
 from rmux.cli.documents_groups import GroupDown, GroupList, Timeline
-from rmux.cli.options import DryRun, session
+from rmux.cli.options import DryRun, Session, session
 from rmux.cli.wiring import open_store
 from rmux.errors import UserError
+
+if TYPE_CHECKING:
+    from rmux.store.engine import Store
 
 app = typer.Typer(help="Run and watch the groups of jobs that share nodes.")
 
@@ -29,10 +32,15 @@ def ls(
     ] = False,
 ) -> None:
     """List the groups that hold nodes."""
+    found = session(ctx)
+    with open_store(found) as store:
+        _emit_list(found, store, everything=everything)
+
+
+def _emit_list(found: Session, store: Store, *, everything: bool) -> None:
     from rmux.store import groups
 
-    found = session(ctx)
-    with open_store(found) as store, store.read() as conn:
+    with store.read() as conn:
         chosen = groups.ls(conn, all=everything)
         items = tuple(group_views.document(group_views.look(conn, group.id)) for group in chosen)
     found.out.emit(
@@ -118,7 +126,13 @@ def timeline(
 @app.command("up")
 def up(
     ctx: typer.Context,
-    group: GroupArg,
+    group: Annotated[
+        str | None,
+        typer.Argument(metavar="GROUP", help="Id, 6 characters of it, or a job in the group."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every group with nodes on this host, also later ones.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when it is ready; it goes on.")
     ] = False,
@@ -128,17 +142,26 @@ def up(
 ) -> None:
     """Run a group's processes of this host; the foreground is the default.
 
-    Ends with 0 when all its jobs have ended, or at once when it is up already.
+    Ends with 0 when all its jobs have ended, or at once when it is up already. Exit 8 when another
+    process has its socket, 9 without the engines of its jobs, 11 when the Redis does not answer.
     """
     from rmux.cli import group_up
 
     found = session(ctx)
+    group_up.check_flags(group, everything=everything, detach=detach)
     with open_store(found) as store:
-        group_id = group_up.resolved(store, group)
-    code = group_up.up(found, group_id, detach=detach, stay=stay)
-    with open_store(found) as store, store.read() as conn:
-        document = group_views.document(group_views.look(conn, group_id))
-    found.out.emit(document, text=f"{group_id} {document.status.upper()}", names=[group_id])
+        if group is None:
+            code = group_up.up_all(found, store, stay=stay)
+        else:
+            group_id = group_up.resolved(store, group)
+            code = group_up.up(found, store, group_id, detach=detach, stay=stay)
+        if group is None:
+            _emit_list(found, store, everything=False)
+        else:
+            with store.read() as conn:
+                document = group_views.document(group_views.look(conn, group_id))
+            told = f"{group_id} {document.status.upper()}"
+            found.out.emit(document, text=told, names=[group_id])
     if code:
         raise typer.Exit(code)
 

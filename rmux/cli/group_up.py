@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rmux.cli import group_views
 from rmux.cli.group_views import Look
 from rmux.cli.options import Session
-from rmux.cli.wiring import open_store
-from rmux.errors import ConflictError
+from rmux.errors import ConflictError, UserError
 from rmux.ids import GroupId
 from rmux.job import JobState
 
@@ -30,7 +29,47 @@ def resolved(store: Store, text: str) -> GroupId:
         return groups.resolve(conn, text)
 
 
-def up(session: Session, group_id: GroupId, *, detach: bool, stay: bool) -> int:
+def check_flags(group: str | None, *, everything: bool, detach: bool) -> None:
+    """UserError for a command line that asks for one group and for all, or for neither."""
+    if group is None and not everything:
+        raise UserError("no group is named", hint="rmux group up GROUP, or --all; rmux group ls")
+    if group is not None and everything:
+        raise UserError(f"{group} and --all exclude each other", hint="write one of the two")
+    if everything and detach:
+        raise UserError(
+            "--all stays in the foreground", hint="start it from a service manager, or with setsid"
+        )
+
+
+def up_all(session: Session, store: Store, *, stay: bool) -> int:
+    """Serve every group of this host until none has a job left; the exit code."""
+    from rmux.run import parent
+
+    settings = session.settings
+    try:
+        return parent.run_every(
+            store,
+            host=settings.host,
+            run_dir=settings.run_dir,
+            redis_url=settings.redis_url,
+            options=(
+                "--heartbeat-s",
+                str(settings.heartbeat_s),
+                "--lease-s",
+                str(settings.lease_s),
+            ),
+            stay=stay,
+            stop_timeout_s=settings.grace_s,
+            say=lambda text: session.out.note(f"rmux: {text}"),
+        )
+    except ConflictError as error:
+        if error.code != "lease.held":
+            raise
+        session.out.note(f"every group of {settings.host} is served already: {error.message}")
+        return 0
+
+
+def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay: bool) -> int:
     """The exit code: 0 when its jobs ended, it went down, is detached, or was up already.
 
     One that is going down is waited for, then brought up again: ConflictError when that takes too
@@ -39,13 +78,12 @@ def up(session: Session, group_id: GroupId, *, detach: bool, stay: bool) -> int:
     from rmux.run import parent
 
     settings = session.settings
-    with open_store(session) as store:
-        found = _served(session, store, group_id)
-        if found is not None:
-            since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
-            session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
-            return 0
-        empty = _empty(store, group_id, stay=stay)
+    found = _served(session, store, group_id)
+    if found is not None:
+        since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
+        session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
+        return 0
+    empty = _empty(store, group_id, stay=stay)
     if empty:
         session.out.note(f"{group_id} {empty}")
     if empty == _ENDED:

@@ -75,7 +75,9 @@ class LiveGroup:
         rollout_s: float = 0.2,
         train_s: float = 0.2,
         restart_limit: int = 3,
+        slo: float = 2.0,
         placed: bool = True,
+        group: GroupId = GROUP,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
         spec = JobSpec(
@@ -83,6 +85,7 @@ class LiveGroup:
             engine=Engine.EMULATED,
             iterations=iterations,
             restart_limit=restart_limit,
+            slo=slo,
             emulated=EmulatedSpec(
                 init_s=0.05, rollout_s=rollout_s, train_s=train_s, sync_s=0.01, switch_s=0.0
             ),
@@ -118,13 +121,13 @@ class LiveGroup:
             jobs.insert(conn, job)
             if not placed:
                 return job_id
-            known = {group.id: group for group in groups.ls(conn, all=True)}.get(GROUP)
+            known = {group.id: group for group in groups.ls(conn, all=True)}.get(group)
             held = known.nodes if known else ()
             groups.apply(
                 conn,
                 Assignment(
                     job_id=job_id,
-                    group_id=GROUP if known else None,
+                    group_id=group if known else None,
                     placement=placement,
                     added_nodes=tuple(
                         node
@@ -133,7 +136,7 @@ class LiveGroup:
                     ),
                 ),
                 expected_revision=groups.revision(conn),
-                group_id=GROUP,
+                group_id=group,
             )
         return job_id
 
@@ -208,15 +211,16 @@ class LiveGroup:
         paths += sorted(self.run_dir.glob("*/attempt-*/driver.log"))
         return "\n".join(f"--- {path.name}\n{processes.last_lines(path)}" for path in paths)
 
-    def leftovers(self) -> Mapping[str, Any]:
+    def leftovers(self, group: str = GROUP) -> Mapping[str, Any]:
         """What the group's processes left on this host; all empty when they ended in order."""
-        base = valkey.temp_folder(self.tag)
+        tag = parent.group_tag(self.url, group, host=HOST)
+        base = valkey.temp_folder(tag)
         sockets = [str(path) for path in base.rglob("*")]
         base.rmdir() if not sockets else None
         return {
-            "processes": processes.tagged(self.tag),
+            "processes": processes.tagged(tag),
             "files": sockets,
-            "shm": [p.name for p in Path("/dev/shm").iterdir() if self.tag in p.name],
+            "shm": [p.name for p in Path("/dev/shm").iterdir() if tag in p.name],
         }
 
     def close(self) -> None:
@@ -228,7 +232,10 @@ class LiveGroup:
             for pipe in (command.stdout, command.stderr):
                 assert pipe is not None
                 pipe.close()
-        parent.sweep(self.url, GROUP, host=HOST)
+        with self.store.read() as conn:
+            known = {GROUP, *(group.id for group in groups.ls(conn, all=True))}
+        for group in known:
+            parent.sweep(self.url, group, host=HOST)
         self.store.close()
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from rmux.clock import SystemClock, boot_id
 from rmux.errors import ConflictError, UserError
+from rmux.job import JobState
+from rmux.run.controller.store_side import Placer
 from rmux.run.journal import Journal
 from rmux.run.lease import HeldLease, is_dead, owner_name
 from rmux.run.processes import identify
-from rmux.store import leases
+from rmux.store import jobs, leases, pools, profiles
 from rmux.store.engine import Store
 
 HOST = "here"
@@ -134,3 +136,16 @@ def test_closing_a_journal_does_not_wait_for_ever(store, impatient):
         if thread.name == "journal":
             thread.join(5)
     assert names(store) in ([], ["a"])
+
+
+def test_a_controller_that_ends_places_once_more_what_its_last_job_made_room_for(store, samples):
+    with store.write() as conn:
+        pools.save(conn, samples.cluster(rollout=1, train=1))
+        profiles.save(conn, samples.profile())
+        jobs.insert(conn, samples.job(profile="p-1"))
+    Placer(store, host=HOST, every_s=1000).close(last=False)
+    with store.read() as conn:
+        assert jobs.get(conn, "j-000001").state is JobState.PENDING
+    Placer(store, host=HOST, every_s=1000).close(last=True)
+    with store.read() as conn:
+        assert jobs.get(conn, "j-000001").state is JobState.PLACED

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -40,10 +42,6 @@ def ends(child, *, code=0):
     stdout, stderr = child.communicate(timeout=60)
     assert child.returncode == code, stderr
     return stdout, stderr
-
-
-def is_up(group):
-    return parent.is_up(group.url, GROUP, host=HOST)
 
 
 def test_a_group_without_a_job_waits_for_its_first_and_ends_with_its_last(group):
@@ -100,10 +98,12 @@ def test_up_of_a_group_that_is_stopping_waits_and_brings_it_up_again(group):
     a = group.add_job("a", iterations=500)
     first = group.rmux("group", "up", GROUP)
     group.wait_iteration(a, 1)
+    driver = group.pid("driver", job=a)
+    os.kill(driver, signal.SIGSTOP)
     ends(group.rmux("group", "down", GROUP, "--yes"))
-    assert is_up(group)
     second = group.rmux("group", "up", GROUP)
-    assert "is stopping" in second.stderr.readline()
+    assert f"is stopping, pid {first.pid}" in second.stderr.readline()
+    os.kill(driver, signal.SIGCONT)
     ends(first)
     group.wait(lambda: len(group.changes("controller", "started")) == 2, what="up again")
     reached = group.job(a).iteration
@@ -113,4 +113,17 @@ def test_up_of_a_group_that_is_stopping_waits_and_brings_it_up_again(group):
     begun_s = time.monotonic()
     ends(second, code=143)
     assert time.monotonic() - begun_s < 10
+    assert group.leftovers() == CLEAN
+
+
+def test_a_hangup_that_comes_twice_still_stops_in_order(group):
+    """A parent that is killed sends one for each of its threads."""
+    a = group.add_job("a", iterations=500)
+    child = group.rmux("group", "up", GROUP)
+    group.wait_iteration(a, 1)
+    for _ in range(2):
+        child.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+    ends(child, code=129)
+    assert group.states() == {a: JobState.PLACED}
     assert group.leftovers() == CLEAN

@@ -95,7 +95,8 @@ class _Loop:
         while status is None:
             status = self._turn(self._inbox.take(_TICK_S))
         self._stopped.set()
-        self._placer.close()
+        # What the last member left free may be just what a pending job waits for.
+        self._placer.close(last=status == 0 and not self._stop)
         self._journal.close(timeout_s=2.0)
         self._lease.release()
         self._inbox.close()

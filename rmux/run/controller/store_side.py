@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmux.errors import ConflictError, RmuxError
 from rmux.events import EventType
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2
 _PLACE_EVERY_S = 5.0
 _PLACER_TTL_S = 60.0
+_CLOSE_S = 5.0
 _LOOK_BACK = 2000
 """Grants and releases read again by a new controller."""
 
@@ -96,10 +97,19 @@ def follow_group(
     store: Store, group_id: GroupId, *, post: Callable[[GroupView], None], stopped: threading.Event
 ) -> None:
     """A thread's loop: post the group at once and whenever it changed."""
+    from rmux.store import groups
+
     before: GroupView | None = None
+    seen: tuple[Any, ...] | None = None
     while not stopped.is_set():
         try:
+            with store.read() as conn:
+                now = groups.fingerprint(conn, group_id)
+            if now == seen:
+                stopped.wait(POLL_S)
+                continue
             view = read_group(store, group_id, first=before is None)
+            seen = now
         except RmuxError as error:
             logger.warning("cannot read the group: %s", error.message)
         else:
@@ -149,15 +159,20 @@ class Placer:
         self._store, self._host, self._every_s = store, host, every_s
         self._wanted = threading.Event()
         self._stopped = threading.Event()
-        threading.Thread(target=self._loop, name="placer", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop, name="placer", daemon=True)
+        self._thread.start()
 
     def hurry(self) -> None:
         """Capacity has changed."""
         self._wanted.set()
 
-    def close(self) -> None:
+    def close(self, *, last: bool) -> None:
+        """With `last`, place once more: nobody may be there to do it later."""
         self._stopped.set()
         self._wanted.set()
+        self._thread.join(timeout=_CLOSE_S)
+        if last and not self._thread.is_alive():
+            self._place()
 
     def _loop(self) -> None:
         while not self._stopped.is_set():

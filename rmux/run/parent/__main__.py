@@ -1,15 +1,17 @@
-"""A parent of its own: python -m rmux.run.parent --group ID … (what `group up --detach` starts)."""
+"""A parent of its own: python -m rmux.run.parent --group ID … (`group up --detach` and `--all`)."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rmux.errors import RmuxError
 from rmux.run.parent import run
+from rmux.run.processes import die_with_parent
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,8 +25,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stop-timeout-s", type=float, default=30.0)
     parser.add_argument("--fence-floor-s", type=float, default=60.0)
     parser.add_argument("--fence-grace-s", type=float, default=10.0)
+    parser.add_argument("--tied", action="store_true", help="end with the process that started it")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if args.tied:
+        die_with_parent(signal.SIGHUP)
     try:
         return run(
             args.store,

@@ -33,10 +33,16 @@ def check_ready(
     _check_hosts(group, cluster, host=host, redis_url=redis_url)
     for member in group.members:
         check_engines(specs[member.job_id], hardware=member.profile.rollout_hardware)
+    check_host(run_dir=run_dir, redis_url=redis_url)
+    if redis_url is None:
+        valkey.socket_path(tag)
+
+
+def check_host(*, run_dir: Path, redis_url: str | None) -> None:
+    """Whether any group can run here: the part of `check_ready` that is the same for all."""
     _check_writable(run_dir)
     if redis_url is None:
         valkey.binary_path()
-        valkey.socket_path(tag)
     else:
         connect(redis_url, timeout_s=0.0).close()
 

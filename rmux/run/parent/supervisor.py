@@ -58,6 +58,7 @@ class Supervisor:
         self._controller = Child("controller", plan.start_controller, tell=self._tell)
         self._runners: dict[NodeId, Child] = {}
         self._polled_s = float("-inf")
+        self._revision: int | None = None
         self._forced = False
 
     def run(self) -> int:
@@ -116,8 +117,12 @@ class Supervisor:
 
         try:
             with self._store.read() as conn:
+                revision = groups.revision(conn)
+                if revision == self._revision:
+                    return
                 group = groups.get(conn, self._plan.group)
                 cluster = pools.load(conn)
+            self._revision = revision
         except RmuxError as error:
             logger.warning("cannot read the group: %s", error.message)
             return
@@ -190,6 +195,8 @@ class Supervisor:
         before = {number: signal.getsignal(number) for number in _SIGNALS}
 
         def note(number: int, frame: object) -> None:
+            if number == signal.SIGHUP and self._signals:
+                return  # a parent that dies says so once for each of its threads
             self._signals.append(number)
             if len(self._signals) == 1:
                 self._say(

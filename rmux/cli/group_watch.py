@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 15.0
 _FRAME_S = 0.25
+_POLL_S = 0.25
 _QUIET_S = 0.5
 _COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
@@ -93,7 +94,10 @@ class _Narrator:
 
         lost = ""
         group = self.request.group
-        for news in events.follow(self.store, clock=SystemClock(), group=group, after_seq=self.seq):
+        following = events.follow(
+            self.store, clock=SystemClock(), group=group, after_seq=self.seq, poll_s=_POLL_S
+        )
+        for news in following:
             if news.gap and not lost:
                 self.say("gap", reason=news.gap)
             lost = news.gap

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmux.run.channel import Channel
 from rmux.run.messages import Message
-from rmux.run.processes import ProcessId, is_alive
+from rmux.run.processes import ProcessId, is_alive, take_precedence
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Inbox:
         """Post every message of the channel, from a thread that lives until `close`."""
 
         def loop() -> None:
+            take_precedence()
             while not self._stopped.is_set():
                 for stream, message in channel.receive(1.0):
                     self.post(Arrived(stream, message))

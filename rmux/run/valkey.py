@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rmux.errors import BackendError, UnavailableError, UserError
-from rmux.run.processes import module_argv, spawn
+from rmux.run.processes import module_argv, spawn, take_precedence
 
 _MAX_SOCKET_PATH = 107
 
@@ -110,7 +110,9 @@ def start(tag: str, *, environ: Mapping[str, str], log: Path) -> subprocess.Pope
     }
     args = [word for name, value in options.items() for word in (f"--{name}", value)]
     argv = module_argv("rmux.run.tied", str(binary_path()), *args)
-    return spawn(argv, environ=environ, log=log)
+    server = spawn(argv, environ=environ, log=log)
+    take_precedence(server.pid)
+    return server
 
 
 def wait_ready(url: str, *, timeout_s: float) -> None:

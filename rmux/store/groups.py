@@ -27,6 +27,20 @@ def revision(conn: Conn) -> int:
     return stored_revision.current(conn)
 
 
+def fingerprint(conn: Conn, group_id: GroupId) -> tuple[Any, ...]:
+    """Changes when the group's members, nodes or what is wanted of any of them change.
+
+    One cheap read for those who follow a group, instead of the whole of it.
+    """
+    wanted = conn.execute(sa.select(groups.c.desired).where(groups.c.id == group_id)).scalar()
+    rows = conn.execute(
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.desired, jobs.c.attempt)
+        .where(jobs.c.group_id == group_id)
+        .order_by(jobs.c.id)
+    )
+    return (revision(conn), wanted, tuple(map(tuple, rows)))
+
+
 def apply(
     conn: Conn, assignment: Assignment, *, expected_revision: int, group_id: GroupId
 ) -> GroupId:

@@ -44,6 +44,8 @@ def build(
     held = timeline.holds(together)
     latency = timeline.spread(timeline.grant_latencies_s(together))
     planned_s = _planned_period_s(together, profiles)
+    since_s, until_s = figures.steady_window_s(together)
+    cpu = sampler.cpu(since_s=since_s, until_s=until_s)
     return {
         "schema": "rmux.demo/v1",
         "jobs": [_job(job, solo[job.id], periods_s[job.id], planned_s) for job in members],
@@ -62,12 +64,9 @@ def build(
         },
         "parked_cpu": sampler.parked_cpu(held),
         "peak_memory_bytes": sampler.peak_bytes,
-        "foreign_cpu": statistics.mean(sampler.foreign_cpu),
-        "stolen_cpu": statistics.mean(sampler.stolen_cpu),
-        "role_cpu": {
-            role: spent_s / sampler.seconds
-            for role, spent_s in sorted(sampler.role_cpu_s.items(), key=lambda row: -row[1])
-        },
+        "foreign_cpu": cpu.pop("foreign"),
+        "stolen_cpu": cpu.pop("stolen"),
+        "role_cpu": cpu,
         "weights_equal": [_weights_equal(job, solo_events[job.id], together) for job in members],
         "losses": figures.lost_gain(solo, together),
         "gantt": _gantt(held, members, together),

@@ -66,22 +66,32 @@ def gain_of(solo: Sequence[SoloLoop], coexec_period_s: Sequence[float]) -> Gain:
     )
 
 
+def steady_window_s(events: Sequence[PhaseEvent], *, skip: int = 1) -> tuple[float, float]:
+    """From the last warm-up end to the first end of a job's last iteration: all jobs share."""
+    ends = _iteration_ends_s(events)
+    return max(at[skip - 1] for at in ends.values()), min(at[-1] for at in ends.values())
+
+
 def steady_periods_s(events: Sequence[PhaseEvent], *, skip: int = 1) -> dict[JobId, float]:
     """Mean period per job while all of them run, the first `skip` iterations left out.
 
     A mean, for throughput is what counts; iterations after the first job to finish ended are left
     out, since nobody shares the pools then.
     """
+    _, shared_until_s = steady_window_s(events, skip=skip)
+    periods = {}
+    for job, at in _iteration_ends_s(events).items():
+        shared = [instant for instant in at[skip - 1 :] if instant <= shared_until_s]
+        periods[job] = (shared[-1] - shared[0]) / (len(shared) - 1)
+    return periods
+
+
+def _iteration_ends_s(events: Sequence[PhaseEvent]) -> dict[JobId, list[float]]:
     ends: dict[JobId, list[float]] = defaultdict(list)
     for event in events:
         if event.type is EventType.ITERATION_END and event.job_id is not None:
             ends[event.job_id].append(event.at_s)
-    shared_until_s = min(at[-1] for at in ends.values())
-    periods = {}
-    for job, at in ends.items():
-        shared = [instant for instant in at[skip - 1 :] if instant <= shared_until_s]
-        periods[job] = (shared[-1] - shared[0]) / (len(shared) - 1)
-    return periods
+    return dict(ends)
 
 
 def lost_gain(

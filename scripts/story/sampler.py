@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -32,19 +32,26 @@ _ROLES = (  # what a command line holds, and the role it is counted under; first
 _MARGIN_S = 0.3  # around a hold: its wake, its park and the sampling period
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """CPU seconds of one sampling period that ended at `at_s` (boot-time clock)."""
+
+    at_s: float
+    seconds: float
+    foreign_s: float
+    """Of processes that are not ours."""
+    stolen_s: float
+    """Taken from this machine by its host."""
+    role_s: Mapping[str, float]
+
+
 @dataclass
 class Sampler:
     """Samples every process whose environment holds `tag` (NAME=value)."""
 
     tag: tuple[str, str]
     period_s: float = 0.5
-    foreign_cpu: list[float] = field(default_factory=list)
-    """Share of one core used by processes that are not ours, per sample."""
-    stolen_cpu: list[float] = field(default_factory=list)
-    """Share of one core that the host took from this machine, per sample."""
-    role_cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    seconds: float = 0.0
-    """Length of the sampled time."""
+    samples: list[Sample] = field(default_factory=list)
     peak_bytes: int = 0
     _workers: dict[int, tuple[str, Phase]] = field(default_factory=dict)
     _worker_cpu: dict[int, list[tuple[float, float]]] = field(
@@ -92,14 +99,33 @@ class Sampler:
                     self._worker_cpu[pid].append((clock.now_s(), now_cpu_s[pid]))
             (now_busy_s, now_stolen_s), now = _machine_s(), time.monotonic()
             used_s = {pid: s - cpu_s[pid] for pid, s in now_cpu_s.items() if pid in cpu_s}
+            role_s: dict[str, float] = defaultdict(float)
             for pid, spent_s in used_s.items():
-                self.role_cpu_s[self._roles[pid]] += spent_s
-            foreign_s = max(0.0, now_busy_s - busy_s - sum(used_s.values()))
-            self.foreign_cpu.append(foreign_s / (now - at))
-            self.stolen_cpu.append((now_stolen_s - stolen_s) / (now - at))
+                role_s[self._roles[pid]] += spent_s
+            self.samples.append(
+                Sample(
+                    at_s=clock.now_s(),
+                    seconds=now - at,
+                    foreign_s=max(0.0, now_busy_s - busy_s - sum(used_s.values())),
+                    stolen_s=now_stolen_s - stolen_s,
+                    role_s=role_s,
+                )
+            )
             self.peak_bytes = max(self.peak_bytes, rss)
-            self.seconds += now - at
             cpu_s, busy_s, stolen_s, at = now_cpu_s, now_busy_s, now_stolen_s, now
+
+    def cpu(self, *, since_s: float, until_s: float) -> dict[str, float]:
+        """Share of one core in a window, by role; 'foreign' and 'stolen' among them."""
+        window = [sample for sample in self.samples if since_s < sample.at_s <= until_s]
+        total_s = sum(sample.seconds for sample in window)
+        spent_s: dict[str, float] = defaultdict(float)
+        for sample in window:
+            spent_s["foreign"] += sample.foreign_s
+            spent_s["stolen"] += sample.stolen_s
+            for role, used_s in sample.role_s.items():
+                spent_s[role] += used_s
+        ordered = sorted(spent_s.items(), key=lambda row: -row[1])
+        return {role: used_s / total_s for role, used_s in ordered}
 
     def _ours(self) -> list[psutil.Process]:
         found = []

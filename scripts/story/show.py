@@ -57,7 +57,7 @@ def _lines(doc: dict[str, Any]) -> Iterator[str]:
     yield f"{'host memory, peak':26}  {format_bytes(doc['peak_memory_bytes'])}"
     yield (f"{'foreign CPU, mean':26}  {doc['foreign_cpu']:.1%} of one core during the shared run")
     roles = ", ".join(f"{role} {share:.1%}" for role, share in doc["role_cpu"].items())
-    yield f"{'CPU by role, of one core':26}  {roles}; stolen {doc['stolen_cpu']:.1%}"
+    yield f"{'CPU by role, steady':26}  {roles}; stolen {doc['stolen_cpu']:.1%}"
     yield f"{'same seed, same weights':26}  {_equality(doc['weights_equal'])}"
     yield ""
     yield "where the gain is lost, per round"

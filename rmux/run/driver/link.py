@@ -30,6 +30,7 @@ from rmux.run.messages import (
     Want,
     streams,
 )
+from rmux.run.processes import take_precedence
 
 log = logging.getLogger(__name__)
 
@@ -314,6 +315,7 @@ class Link:
         )
 
     def _send_loop(self) -> None:
+        take_precedence()
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -336,6 +338,7 @@ class Link:
                 self._changed.notify_all()
 
     def _receive_loop(self) -> None:
+        take_precedence()
         while not self._closed:
             try:
                 arrived = self._channel.receive(self._config.heartbeat_s)

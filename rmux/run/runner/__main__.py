@@ -107,6 +107,7 @@ class Runner:
         self._subscribe()
         self._inbox.listen(self._channel)
         watch_memory(self._site.tag, post=self._inbox.post)
+        processes.take_precedence()
         while not (self._stopping and self._drivers.all_over):
             wait_s = self._proofs.wait_s()
             items = self._inbox.take(_TICK_S if wait_s is None else min(wait_s, _TICK_S))

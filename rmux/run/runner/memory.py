@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rmux.run.processes import tagged
 
-_EVERY_S = 5.0
+_EVERY_S = 30.0  # the kernel walks every page of every process for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Stepper(Protocol):
 class StepLoop:
     """`call` and `poll` may be used from any thread; the engine is touched by the loop's alone."""
 
-    def __init__(self, *, name: str, flush_s: float = 0.025) -> None:
+    def __init__(self, *, name: str, flush_s: float = 0.05) -> None:
         self._flush_s = flush_s
         self._engine: Stepper | None = None
         self._stepping = False

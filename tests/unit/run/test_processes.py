@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -153,3 +154,22 @@ def test_last_lines_of_a_log_that_is_not_there_are_empty(tmp_path):
     assert processes.last_lines(tmp_path / "none") == ""
     (tmp_path / "log").write_text("".join(f"line {n}\n" for n in range(100)))
     assert processes.last_lines(tmp_path / "log", count=2) == "line 98\nline 99"
+
+
+def test_precedence_ends_with_the_thread_that_took_it():
+    seen = {}
+
+    def work():
+        seen["allowed"] = processes.take_precedence()
+        seen["own"] = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+        child = threading.Thread(target=lambda: seen.update(thread=os.sched_getscheduler(0)))
+        child.start()
+        child.join()
+        policy = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
+        seen["process"] = int(subprocess.check_output(policy))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen["own"] == (os.SCHED_RR if seen["allowed"] else os.SCHED_OTHER)
+    assert seen["thread"] == seen["process"] == os.SCHED_OTHER == os.sched_getscheduler(0)

@@ -32,7 +32,7 @@ from rmux.run.inbox import Arrived, Inbox
 from rmux.run.journal import Journal
 from rmux.run.lease import HeldLease
 from rmux.run.messages import NodeReport, streams
-from rmux.run.processes import die_with_parent
+from rmux.run.processes import die_with_parent, take_precedence
 from rmux.store.engine import Store
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class _Loop:
         threading.Thread(target=self._follow, name="group", daemon=True).start()
 
     def run(self) -> int:
+        take_precedence()
         self._inbox.listen(self._channel)
         status: int | None = None
         while status is None:

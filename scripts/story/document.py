@@ -62,7 +62,7 @@ def build(
         "engines": {
             row["name"]: row["version"] for row in next(iter(profiles.values()))["engines"]
         },
-        "parked_cpu": sampler.parked_cpu(held),
+        "parked_cpu": sampler.parked_cpu(held, since_s=since_s, until_s=until_s),
         "peak_memory_bytes": sampler.peak_bytes,
         "foreign_cpu": cpu.pop("foreign"),
         "stolen_cpu": cpu.pop("stolen"),

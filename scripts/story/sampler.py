@@ -70,18 +70,18 @@ class Sampler:
         self._stop.set()
         self._thread.join()
 
-    def parked_cpu(self, held: Sequence[Hold]) -> dict[str, float]:
+    def parked_cpu(
+        self, held: Sequence[Hold], *, since_s: float, until_s: float
+    ) -> dict[str, float]:
         """Share of one core a parked worker uses, by pool: CPU seconds ÷ seconds outside holds."""
         used_s: dict[str, float] = defaultdict(float)
         parked_s: dict[str, float] = defaultdict(float)
-        first_s = min((hold.start_s for hold in held), default=0.0)
-        last_s = max((hold.end_s or hold.start_s for hold in held), default=0.0)
         for pid, samples in self._worker_cpu.items():
             job, phase = self._workers[pid]
             mine = [h for h in held if h.job_id == job and h.phase in (phase, Phase.INIT)]
             for (before_s, cpu_before_s), (after_s, cpu_after_s) in pairwise(samples):
-                outside = before_s >= first_s and after_s <= last_s
-                if outside and not any(_touches(hold, before_s, after_s) for hold in mine):
+                inside = before_s >= since_s and after_s <= until_s
+                if inside and not any(_touches(hold, before_s, after_s) for hold in mine):
                     used_s[phase] += cpu_after_s - cpu_before_s
                     parked_s[phase] += after_s - before_s
         return {phase: used_s[phase] / parked_s[phase] for phase in parked_s}

@@ -84,6 +84,36 @@ class GroupDown(Document):
     dry_run: bool
 
 
+class RehearsedPart(Part):
+    id: str
+    name: str
+    solo_s: float
+    """Planned period alone, seconds."""
+    period_s: float | None
+    """Median of the counted rounds, seconds."""
+    planned_slowdown: float | None
+    slowdown: float | None
+    """`period_s` ÷ `solo_s`."""
+    max_slowdown: float
+    error: str
+    """Why it failed; empty when it did not."""
+
+
+class RehearsalDocument(Document):
+    """What `group up --emulate` came to: the plan, and what emulated engines made of it."""
+
+    schema_: Literal["rmux.rehearsal/v1"] = named("rmux.rehearsal/v1")
+    id: str
+    rounds: int
+    """Counted; a few more were run first."""
+    planned_period_s: float
+    period_s: float | None
+    members: tuple[RehearsedPart, ...]
+    events: int
+    problems: tuple[str, ...]
+    """Of the trace; empty when it is sound."""
+
+
 class Timeline(Document):
     """Who held which device when, as holds and as text lanes."""
 

@@ -139,25 +139,37 @@ def up(
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on when all jobs have ended, for later ones.")
     ] = False,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Rehearse: engines that sleep as profiled, no jobs.")
+    ] = False,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Rounds that a rehearsal counts: 3.")
+    ] = None,
 ) -> None:
     """Run a group's processes of this host; the foreground is the default.
 
-    Ends with 0 when all its jobs have ended, or at once when it is up already. Exit 8 when another
-    process has its socket, 9 without the engines of its jobs, 11 when the Redis does not answer.
+    Ends with 0 when all its jobs have ended, or at once when it is up already. A rehearsal sets
+    period and slowdowns against the plan, and leaves jobs and store as they are.
+
+    Exit 7 when a rehearsal went wrong, 8 when another process has its socket, 9 without the engines
+    of its jobs, 11 when the Redis does not answer.
     """
-    from rmux.cli import group_up
+    from rmux.cli import group_rehearsal, group_up
 
     found = session(ctx)
-    group_up.check_flags(group, everything=everything, detach=detach)
+    chosen = {"--all": everything, "--detach": detach, "--stay": stay, "--emulate": emulate}
+    flags = [flag for flag, given in chosen.items() if given]
+    group_up.check_flags(group, flags, counts_rounds=rounds is not None)
     with open_store(found) as store:
         if group is None:
             code = group_up.up_all(found, store, stay=stay)
+            _emit_list(found, store, everything=False)
+        elif emulate:
+            group_id = group_up.resolved(store, group)
+            code = group_rehearsal.rehearse(found, store, group_id, rounds=rounds or 3)
         else:
             group_id = group_up.resolved(store, group)
             code = group_up.up(found, store, group_id, detach=detach, stay=stay)
-        if group is None:
-            _emit_list(found, store, everything=False)
-        else:
             with store.read() as conn:
                 document = group_views.document(group_views.look(conn, group_id))
             told = f"{group_id} {document.status.upper()}"

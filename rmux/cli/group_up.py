@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rmux.cli import group_views
@@ -29,16 +30,24 @@ def resolved(store: Store, text: str) -> GroupId:
         return groups.resolve(conn, text)
 
 
-def check_flags(group: str | None, *, everything: bool, detach: bool) -> None:
-    """UserError for a command line that asks for one group and for all, or for neither."""
-    if group is None and not everything:
+def check_flags(group: str | None, flags: Collection[str], *, counts_rounds: bool) -> None:
+    """UserError for a command line that asks for one group and for all, or for neither, or for what
+    cannot be had together."""
+    if group is None and "--all" not in flags:
         raise UserError("no group is named", hint="rmux group up GROUP, or --all; rmux group ls")
-    if group is not None and everything:
+    if group is not None and "--all" in flags:
         raise UserError(f"{group} and --all exclude each other", hint="write one of the two")
-    if everything and detach:
+    if {"--all", "--detach"} <= set(flags):
         raise UserError(
             "--all stays in the foreground", hint="start it from a service manager, or with setsid"
         )
+    if "--emulate" in flags and len(flags) > 1:
+        raise UserError(
+            f"a rehearsal ends by itself: {', '.join(flags)} exclude each other",
+            hint="rmux group up GROUP --emulate --rounds 3",
+        )
+    if counts_rounds and "--emulate" not in flags:
+        raise UserError("--rounds is of a rehearsal", hint="add --emulate")
 
 
 def up_all(session: Session, store: Store, *, stay: bool) -> int:

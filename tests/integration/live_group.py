@@ -76,13 +76,14 @@ class LiveGroup:
         train_s: float = 0.2,
         restart_limit: int = 3,
         slo: float = 2.0,
+        engine: Engine = Engine.EMULATED,
         placed: bool = True,
         group: GroupId = GROUP,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
         spec = JobSpec(
             name=name,
-            engine=Engine.EMULATED,
+            engine=engine,
             iterations=iterations,
             restart_limit=restart_limit,
             slo=slo,

@@ -22,7 +22,7 @@ from rmux.ids import JobId
 from rmux.job import Phase
 from rmux.spec import load_spec
 from scripts.benches._document import finish, flags, row
-from scripts.story.numbers import SoloLoop, gain_of, loop_of, steady_periods_s
+from scripts.story.figures import SoloLoop, gain_of, loop_of, steady_periods_s
 
 EXAMPLES = Path("examples/emulated")
 SPECS = ("long-rollout", "long-train")

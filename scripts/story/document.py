@@ -42,7 +42,13 @@ def build(
     periods_s = figures.steady_periods_s(together)
     gain = figures.gain_of(list(solo.values()), [periods_s[job.id] for job in members])
     held = timeline.holds(together)
-    latency = timeline.spread(timeline.grant_latencies_s(together))
+    on_device = [event for event in together if event.phase in (Phase.ROLLOUT, Phase.TRAIN)]
+    samples = {
+        "grant_latency_s": timeline.grant_latencies_s(on_device),
+        "overhead_s": _values(on_device, "overhead_s", EventType.PHASE_END),
+        "sync_s": _values(together, "run_s", EventType.PHASE_END, Phase.SYNC),
+    }
+    latency = timeline.spread(samples["grant_latency_s"])
     planned_s = _planned_period_s(together, profiles)
     since_s, until_s = figures.steady_window_s(together)
     cpu = sampler.cpu(since_s=since_s, until_s=until_s)
@@ -54,9 +60,9 @@ def build(
         "rollout": _start(solo_events, together, Phase.ROLLOUT, profiles),
         "train": _start(solo_events, together, Phase.TRAIN, profiles),
         "grant_latency_s": {"p50": latency.p50, "p99": latency.p99, "n": latency.n},
-        "overhead_per_phase_s": _median(together, "overhead_s", EventType.PHASE_END),
+        "overhead_per_phase_s": statistics.median(samples["overhead_s"]),
         "sync": {
-            "p50_s": _median(together, "run_s", EventType.PHASE_END, Phase.SYNC),
+            "p50_s": statistics.median(samples["sync_s"]),
             "bytes": int(_median(together, "sent_bytes", EventType.PHASE_END, Phase.SYNC)),
         },
         "engines": {
@@ -70,6 +76,7 @@ def build(
         "weights_equal": [_weights_equal(job, solo_events[job.id], together) for job in members],
         "losses": figures.lost_gain(solo, together),
         "gantt": _gantt(held, members, together),
+        "samples": samples | {"iteration_s": _iterations_s(together, members)},
     }
 
 
@@ -139,11 +146,25 @@ def _start(
     return {"cold_start_s": statistics.median(cold_s), "warm_switch_s": wake_s + park_s}
 
 
+def _values(
+    events: Sequence[PhaseEvent], key: str, type: EventType, phase: Phase | None = None
+) -> list[float]:
+    by_job = timeline.phase_data(events, key, type=type, phase=phase)
+    return [value for values in by_job.values() for value in values]
+
+
 def _median(
     events: Sequence[PhaseEvent], key: str, type: EventType, phase: Phase | None = None
 ) -> float:
-    by_job = timeline.phase_data(events, key, type=type, phase=phase)
-    return statistics.median(value for values in by_job.values() for value in values)
+    return statistics.median(_values(events, key, type, phase))
+
+
+def _iterations_s(events: Sequence[PhaseEvent], jobs: Sequence[Job]) -> dict[str, list[float]]:
+    """By job, of the stretch that all jobs share."""
+    since_s, until_s = figures.steady_window_s(events)
+    shared = [event for event in events if since_s <= event.at_s <= until_s]
+    found = timeline.iteration_seconds(shared)
+    return {job.spec.name: found.get(job.id, []) for job in jobs}
 
 
 def _planned_period_s(events: Sequence[PhaseEvent], profiles: dict[str, Any]) -> float:

@@ -41,6 +41,14 @@ class DevicePart(Part):
     """Share of the window that it was held, 0..1."""
 
 
+class NodeMemoryPart(Part):
+    node: str
+    resident_bytes: int
+    """Of what runs for the node: its runner, its devices' processes, the drivers at home there."""
+    limit_bytes: int
+    """What the node offers to jobs."""
+
+
 class ControllerPart(Part):
     owner: str
     epoch: int
@@ -67,6 +75,8 @@ class GroupDocument(Document):
     rotation_version: int
     members: tuple[MemberPart, ...]
     devices: tuple[DevicePart, ...]
+    memory: tuple[NodeMemoryPart, ...]
+    """Of the nodes that were measured since the controller came up."""
 
 
 class GroupList(Document):

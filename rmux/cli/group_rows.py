@@ -55,6 +55,9 @@ def text(group: GroupDocument) -> str:
         f"nodes       {', '.join(group.nodes) or '-'}",
         f"controller  {served}",
     ]
+    for node in group.memory:
+        held, limit = map(units.format_bytes, (node.resident_bytes, node.limit_bytes))
+        lines.append(f"memory      {node.node}  {held} of {limit}")
     for device in group.devices:
         doing = "idle"
         if device.job is not None:

@@ -14,7 +14,7 @@ from rmux.clock import SystemClock, boot_id
 from rmux.cluster import Cluster, PoolKind
 from rmux.events import EventType, PhaseEvent
 from rmux.group import CoExecGroup, Member
-from rmux.ids import JobId
+from rmux.ids import JobId, NodeId
 from rmux.job import Job, Phase
 from rmux.place.period import period
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WINDOW_S = 600.0
 _EVENTS = 6000
+_MEMORY_EVENTS = 200
 _ITERATIONS = 5
 
 
@@ -39,6 +40,8 @@ class Look:
     seq: int
     now_s: float
     at: datetime
+    resident_bytes: Mapping[NodeId, int]
+    """Host memory of what runs for each node, as the controller there is now journaled it last."""
 
     @property
     def status(self) -> str:
@@ -81,18 +84,29 @@ def look(
     now_s = clock.now_s()
     if recent is None:
         recent = events.latest(conn, group=group_id, limit=_EVENTS)
+    lease = leases.live(conn, requests.controller_lease(group_id), now_s=now_s, boot_id=boot_id())
     return Look(
         group=group,
         cluster=pools.load(conn),
         jobs={member.job_id: jobs.get(conn, member.job_id) for member in group.members},
-        lease=leases.live(
-            conn, requests.controller_lease(group_id), now_s=now_s, boot_id=boot_id()
-        ),
+        lease=lease,
         events=tuple(event for event in recent if event.at_s >= now_s - window_s),
         seq=events.last_seq(conn, group_id),
         now_s=now_s,
         at=datetime.now(UTC),
+        resident_bytes={} if lease is None else _resident_bytes(conn, group_id, lease.epoch),
     )
+
+
+def _resident_bytes(conn: Conn, group_id: str, epoch: int) -> dict[NodeId, int]:
+    from rmux.store import events
+
+    found = events.latest(conn, group=group_id, types=[EventType.MEMORY], limit=_MEMORY_EVENTS)
+    return {
+        event.node: int(event.data["resident_bytes"])
+        for event in found
+        if event.node is not None and event.source == f"{group_id}@{epoch}"
+    }
 
 
 def document(seen: Look) -> GroupDocument:
@@ -160,6 +174,15 @@ def _fields(seen: Look) -> dict[str, Any]:
         "nodes": group.nodes,
         "rotation_version": group.rotation_version,
         "members": [_member(seen, member) for member in group.members],
+        "memory": [
+            {
+                "node": node,
+                "resident_bytes": seen.resident_bytes[node],
+                "limit_bytes": seen.cluster.node(node).usable_memory_bytes,
+            }
+            for node in group.nodes
+            if node in seen.resident_bytes
+        ],
     }
 
 

@@ -115,7 +115,7 @@ class NodeReport:
     drivers: tuple[DriverStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()
     resident_bytes: int = 0
-    """Host memory of everything rmux runs on the node."""
+    """Host memory of what runs for the node; 0 until it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

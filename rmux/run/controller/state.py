@@ -36,6 +36,10 @@ class Limits:
     max_retry_s: float = 30.0
     stop_s: float = 20.0
     """How long drivers may take to end when the group goes down."""
+    memory_every_s: float = 30.0
+    """Host memory of a node is journaled at most this often."""
+    memory_change: float = 0.05
+    """And only when it differs by more than this fraction from what was journaled last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,8 @@ class State:
     rotation: Rotation | None = None
     open_grants: tuple[Grant, ...] = ()
     """Given by an earlier controller and never journaled as released."""
+    memory: Mapping[NodeId, tuple[int, float]] = field(default_factory=dict)
+    """(bytes, instant) last journaled of each node."""
     held: Mapping[DeviceId, Grant] = field(default_factory=dict)
     """Granted and not yet proven released."""
     seqs: Mapping[DeviceId, int] = field(default_factory=dict)

@@ -103,12 +103,27 @@ def _turn_members(turn: Turn) -> None:
 def _take_report(turn: Turn, report: NodeReport) -> None:
     node = NodeId(report.node)
     turn.gates[node] = Gate(report=report, heard_s=turn.now_s)
+    if report.resident_bytes:
+        _note_memory(turn, node, report.resident_bytes)
     for device in report.devices:
         _take_device(turn, device)
     for status in report.drivers:
         _take_status(turn, node, status)
     for document in report.events:
         _take_event(turn, document)
+
+
+def _note_memory(turn: Turn, node: NodeId, resident_bytes: int) -> None:
+    """Journal the host memory of a node when it is news."""
+    limits = turn.limits
+    told = turn.memory.get(node)
+    if told is not None:
+        before_bytes, at_s = told
+        changed = abs(resident_bytes - before_bytes) > limits.memory_change * before_bytes
+        if not changed or turn.now_s - at_s < limits.memory_every_s:
+            return
+    turn.memory[node] = (resident_bytes, turn.now_s)
+    turn.emit(EventType.MEMORY, node=node, data={"resident_bytes": resident_bytes})
 
 
 def _take_device(turn: Turn, report: DeviceReport) -> None:

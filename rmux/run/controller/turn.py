@@ -37,6 +37,7 @@ class Turn:
         self.limits = state.limits
         self.runs = dict(state.runs)
         self.gates = dict(state.gates)
+        self.memory = dict(state.memory)
         self.held = dict(state.held)
         self.seqs = dict(state.seqs)
         self.granted = dict(state.granted)
@@ -143,6 +144,7 @@ class Turn:
             self.state,
             runs=self.runs,
             gates=self.gates,
+            memory=self.memory,
             held=self.held,
             seqs=self.seqs,
             granted=self.granted,

@@ -21,8 +21,8 @@ from rmux.run.messages import DriverReport, Grants, NodeReport, Permits, streams
 from rmux.run.runner import saved as saved_file
 from rmux.run.runner.drivers import Drivers
 from rmux.run.runner.gate import Attempt, Gate
-from rmux.run.runner.launch import Cleared, Launched, Site, clear
-from rmux.run.runner.memory import Resident, watch_memory
+from rmux.run.runner.launch import Cleared, Launched, Site, attempt_tag, clear
+from rmux.run.runner.memory import NodeMemory, Resident, watch_memory
 from rmux.run.runner.outbox import Outbox
 from rmux.run.runner.proof import Proofs
 from rmux.run.runner.saved import Saved
@@ -95,6 +95,7 @@ class Runner:
         self._heard = False
         self._stopping = False
         self._clearing: set[Attempt] = set()
+        self._memory = NodeMemory(self._node)
         self._resident_bytes = 0
         self._written = (-1, -1, -1)
         self._subscribed: set[str] | None = None
@@ -106,7 +107,7 @@ class Runner:
     def run(self) -> int:
         self._subscribe()
         self._inbox.listen(self._channel)
-        watch_memory(self._site.tag, post=self._inbox.post)
+        watch_memory(self._memory, post=self._inbox.post)
         processes.take_precedence()
         while not (self._stopping and self._drivers.all_over):
             wait_s = self._proofs.wait_s()
@@ -149,6 +150,7 @@ class Runner:
                 if item.stream == streams.driver_reports(report.status.job, self._node):
                     self._gate.take_report(report, now_s=now_s)
                     self._drivers.take_report(report)
+                    self._learn(report)
         elif isinstance(item, Launched | Ended):
             self._drivers.take(item, now_s=now_s)
         elif isinstance(item, Cleared):
@@ -162,6 +164,13 @@ class Runner:
             self._stopping = True
             for driver in self._drivers.known.values():
                 self._drivers.terminate(driver)
+
+    def _learn(self, report: DriverReport) -> None:
+        job, attempt = report.status.job, report.status.attempt
+        driver = self._drivers.known.get(job)
+        is_home = driver is not None and driver.attempt == attempt
+        tag = attempt_tag(self._site.tag, job, attempt)
+        self._memory.learn(report, tag=tag, is_home=is_home)
 
     def _end_attempts(self, now_s: float) -> None:
         """Clear away attempts that are over, and fence those that hold on for too long."""
@@ -213,6 +222,7 @@ class Runner:
             # From the oldest kept: what a driver said while this node had no runner.
             self._channel.subscribe([orders, *sorted(wanted)], replay=True)
             self._subscribed = wanted
+            self._memory.keep(jobs)
 
     def _send_permits(self, now_s: float) -> None:
         attempts = {order.job: order.attempt for order in self._gate.orders.values()}

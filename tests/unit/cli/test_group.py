@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -65,6 +66,31 @@ def test_a_held_device_shows_its_holder_and_for_how_long(turning):
     device = seen.devices[0]
     assert (device.job, device.phase, device.iteration) == ("j-000001", "rollout", 6)
     assert device.since_s == pytest.approx(5, abs=2)
+
+
+def test_show_tells_the_memory_of_each_node_beside_its_limit(run, filled, samples):
+    lease = filled.serve()
+    for number, (epoch, node, resident_bytes) in enumerate(
+        [
+            (lease.epoch - 1, "t0", 2**30),
+            (lease.epoch, "r0", 2**20),
+            (lease.epoch, "r0", 3 * 2**30),
+        ]
+    ):
+        told = samples.event(
+            number,
+            EventType.MEMORY,
+            source=f"g-000001@{epoch}",
+            job=None,
+            phase=None,
+            resident_bytes=resident_bytes,
+        )
+        filled.append(dataclasses.replace(told, node=node))
+    shown = json.loads(run("group", "show", "g-000001", "--json")[1])
+    assert shown["memory"] == [
+        {"node": "r0", "resident_bytes": 3 * 2**30, "limit_bytes": 7 * 2**30}
+    ]
+    assert "memory      r0  3 GiB of 7 GiB" in run("group", "show", "g-000001")[1]
 
 
 def test_the_picture_fits_the_screen_and_shows_pools_jobs_lanes_and_events(turning):

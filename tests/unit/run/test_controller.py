@@ -615,3 +615,28 @@ def test_iterations_and_rewards_reach_the_job_and_events_are_stored_once(samples
     assert job.reward_first == job.reward_last == 0.5
     numbers = [event.source_n for event in world.events if event.source == "j-a/1"]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_host_memory_is_journaled_when_it_changed_and_not_too_often():
+    clock = ManualClock()
+    state = State(group_id=GROUP, epoch=1, started_s=0.0)
+    journaled = []
+    for wait_s, resident_bytes in (
+        (0, 0),
+        (1, 1000),
+        (1, 2000),
+        (30, 2000),
+        (60, 2090),
+        (30, 2110),
+        (60, 1900),
+    ):
+        clock.sleep_s(wait_s)
+        report = NodeReport(node="r0", runner="x", epoch=1, resident_bytes=resident_bytes)
+        inputs = Inputs(now_s=clock.now_s(), utc=clock.utc_now(), reports=(report,))
+        state, commands = step(state, inputs)
+        for command in commands:
+            for operation in command.operations:
+                journaled += operation.events
+    assert [(event.type, event.node, dict(event.data)) for event in journaled] == [
+        (EventType.MEMORY, "r0", {"resident_bytes": found}) for found in (1000, 2000, 2110, 1900)
+    ]

@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one document instead of the report")
     parser.add_argument("--keep", action="store_true", help="leave the run folder and name it")
     parser.add_argument(
-        "--iterations", type=int, help="iterations of each job, at least 3 (default: the specs' 12)"
+        "--iterations", type=int, help="iterations of each job, at least 3 (default: the specs' 15)"
     )
     options = parser.parse_args()
     if options.iterations is not None and options.iterations < 3:

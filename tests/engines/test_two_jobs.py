@@ -75,7 +75,7 @@ class Bench:
     def submit(self, name):
         spec = replace(load_spec(EXAMPLES / f"{name}.toml"), iterations=ITERATIONS)
         text = (EXAMPLES / f"{name}.toml").read_text()
-        text = text.replace("iterations = 12", f"iterations = {ITERATIONS}")
+        text = text.replace("iterations = 15", f"iterations = {ITERATIONS}")
         for path in ("models/", "tasks.py:"):
             text = text.replace(f'"{path}', f'"{EXAMPLES}/{path}')
         path = self.folder / f"{name}.toml"

@@ -1,7 +1,8 @@
 """A training rank: DeepSpeed in a threaded Ray actor, one per train device.
 
 On the CPU a park moves nothing: an idle rank holds host memory only and runs no thread. Sending
-weights and writing checkpoints happen in such a parked rank, at low priority, on its own cores.
+weights and writing checkpoints happen in such a parked rank on its own cores, at the priority of
+whoever trains there now: the job waits for both, and its turn with it.
 """
 
 from __future__ import annotations
@@ -129,17 +130,17 @@ class TrainRank:
 
         with self._busy:
             whole = self._ready().state.whole()
-            return run_niced(lambda: xxhash.xxh3_128(whole.numpy()).hexdigest())
+            return xxhash.xxh3_128(whole.numpy()).hexdigest()
 
     def send(self, targets: Sequence[tuple[str, str]], deadline_s: float) -> int:
         """Write this rank's part of the weights to each (endpoint, transfer id); returns bytes.
 
-        Runs in a thread at low priority. Errors as in `rmux.sync.transport.tcp.send`.
+        Errors as in `rmux.sync.transport.tcp.send`.
         """
         from rmux.sync.transport.base import Endpoint
         from rmux.sync.transport.tcp import send
 
-        def work() -> int:
+        with self._busy:
             offset, part = self._ready().state.part()
             view, ends_s = memoryview(part.numpy()), time.monotonic() + deadline_s
             sent = 0
@@ -153,18 +154,15 @@ class TrainRank:
                 ).bytes
             return sent
 
-        with self._busy:
-            return run_niced(work)
-
     def save(self, folder: str) -> int:
         """Write this rank's part of the state below `folder`; returns bytes."""
         with self._busy:
-            return run_niced(lambda: self._ready().state.save(Path(folder)))
+            return self._ready().state.save(Path(folder))
 
     def restore(self, folder: str) -> None:
         """Load its part of what any number of ranks saved."""
         with self._busy:
-            run_niced(lambda: self._ready().state.restore(Path(folder)))
+            self._ready().state.restore(Path(folder))
 
     def close(self) -> None:
         with self._busy:

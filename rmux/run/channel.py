@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rmux.config import display_url
 from rmux.errors import UnreachableError, UserError
 from rmux.run.messages import Message, decode, encode
 
@@ -53,6 +52,8 @@ def connect(url: str, *, timeout_s: float = 5.0) -> Channel:
 
     UnreachableError when nothing answers within `timeout_s`; 0 tries once.
     """
+    from rmux.config import display_url
+
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise UserError(
             f"{display_url(url)!r} is not a channel",
@@ -117,6 +118,8 @@ class RedisChannel:
 
     def __init__(self, url: str, *, connect_timeout_s: float = 5.0) -> None:
         import redis
+
+        from rmux.config import display_url
 
         self._errors = (redis.RedisError, OSError)
         self._shown_url = display_url(url)

@@ -179,7 +179,8 @@ def test_a_driver_that_hangs_on_a_device_is_fenced_and_the_others_go_on(group):
     ]
     a, b = group.jobs
     group.child = group.up("--fence-floor-s", "2", "--fence-grace-s", "0.5")
-    group.wait_iteration(b, 2)
+    for job in (a, b):
+        group.wait_iteration(job, 2)
     driver = group.pid("driver", job=a)
     os.kill(driver, signal.SIGSTOP)
     hung_s = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -36,7 +36,8 @@ def running(group):
         for name in ("a", "b")
     ]
     group.child = group.up()
-    group.wait_iteration(group.jobs[1], 3)
+    for job in group.jobs:
+        group.wait_iteration(job, 3)
     return group
 
 

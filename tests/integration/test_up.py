@@ -116,6 +116,22 @@ def test_up_of_a_group_that_is_stopping_waits_and_brings_it_up_again(group):
     assert group.leftovers() == CLEAN
 
 
+def test_a_child_that_dies_is_told_with_its_log(group):
+    group.add_job("a", iterations=500)
+    child = group.rmux("group", "up", GROUP)
+    group.wait(lambda: group.events(EventType.CONTROLLER), what="it is up")
+    os.kill(group.pid("controller"), signal.SIGKILL)
+    os.kill(group.pid("runner roll0"), signal.SIGKILL)
+    for role in ("runner", "controller"):
+        group.wait(lambda role=role: group.changes(role, "restarted"), what=f"{role} again")
+    child.terminate()
+    _, stderr = ends(child, code=143)
+    for role, log in (("controller", "controller.log"), ("runner roll0", "runner-roll0.log")):
+        assert f"rmux: {role} died (killed by SIGKILL) and is started again; see " in stderr
+        assert f"{group.run_dir}/{GROUP}/{log}\n" in stderr
+        assert (group.run_dir / GROUP / log).exists()
+
+
 def test_a_hangup_that_comes_twice_still_stops_in_order(group):
     """A parent that is killed sends one for each of its threads."""
     a = group.add_job("a", iterations=500)

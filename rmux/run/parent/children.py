@@ -50,18 +50,18 @@ class Plan:
         }
 
     def start_server(self) -> subprocess.Popen[bytes]:
-        return valkey.start(self.tag, environ=self.environ, log=self.folder / "valkey.log")
+        return valkey.start(self.tag, environ=self.environ, log=self.folder / role_log(SERVER))
 
     def start_controller(self) -> subprocess.Popen[bytes]:
         args = [*self._common(), "--host", self.host, "--lease-s", str(self.lease_s)]
         args += ["--stop-s", str(self.stop_s), "--fence-floor-s", str(self.fence_floor_s)]
         args += ["--stay"] if self.stay else []
-        return self._spawn("controller", args, log="controller.log")
+        return self._spawn("controller", args, role="controller")
 
     def start_runner(self, node: NodeId) -> subprocess.Popen[bytes]:
         args = [*self._common(), "--node", node, "--tag", self.tag]
         args += ["--stop-grace-s", str(self.stop_s), "--fence-grace-s", str(self.fence_grace_s)]
-        return self._spawn("runner", args, log=f"runner-{node}.log")
+        return self._spawn("runner", args, role=runner_role(node))
 
     def _common(self) -> list[str]:
         pairs = {
@@ -73,9 +73,21 @@ class Plan:
         }
         return [word for pair in pairs.items() for word in pair]
 
-    def _spawn(self, role: str, args: list[str], *, log: str) -> subprocess.Popen[bytes]:
-        argv = processes.module_argv(f"rmux.run.{role}", *args)
-        return processes.spawn(argv, environ=self.environ, log=self.folder / log)
+    def _spawn(self, module: str, args: list[str], *, role: str) -> subprocess.Popen[bytes]:
+        argv = processes.module_argv(f"rmux.run.{module}", *args)
+        return processes.spawn(argv, environ=self.environ, log=self.folder / role_log(role))
+
+
+SERVER = "channel server"
+
+
+def runner_role(node: NodeId) -> str:
+    return f"runner {node}"
+
+
+def role_log(role: str) -> str:
+    """Name of the log of a child, in the group's folder."""
+    return "valkey.log" if role == SERVER else f"{role.replace(' ', '-')}.log"
 
 
 class Tell(Protocol):

@@ -18,7 +18,7 @@ from rmux.ids import GroupId, NodeId
 from rmux.run import processes
 from rmux.run.journal import Journal, Operation
 from rmux.run.lease import HeldLease
-from rmux.run.parent.children import Child, Plan
+from rmux.run.parent.children import SERVER, Child, Plan, role_log, runner_role
 from rmux.store.engine import Store
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,7 @@ class Supervisor:
         self._source = f"parent {processes.this_process()}"
         self._signals: list[int] = []
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._server = (
-            Child("channel server", plan.start_server, tell=self._tell) if embedded else None
-        )
+        self._server = Child(SERVER, plan.start_server, tell=self._tell) if embedded else None
         self._controller = Child("controller", plan.start_controller, tell=self._tell)
         self._runners: dict[NodeId, Child] = {}
         self._polled_s = float("-inf")
@@ -137,7 +135,7 @@ class Supervisor:
             self._runners.pop(node).stop(grace_s=1.0)
 
     def _runner(self, node: NodeId) -> Child:
-        return Child(f"runner {node}", lambda: self._plan.start_runner(node), tell=self._tell)
+        return Child(runner_role(node), lambda: self._plan.start_runner(node), tell=self._tell)
 
     def _stop(self) -> None:
         """Controller first: it tells the drivers and puts their jobs back; the server last."""
@@ -224,6 +222,9 @@ class Supervisor:
     def _tell(self, role: str, change: str, *, pid: int, **data: object) -> None:
         """Journal what happened to a child, behind the loop."""
         logger.info("%s pid %d %s %s", role, pid, change, data)
+        if change == "died" and self._foreground:
+            log = self._plan.folder / role_log(role)
+            self._say(f"{role} died ({data.get('exit')}) and is started again; see {log}")
         self._event_n += 1
         event = PhaseEvent(
             type=EventType.PROCESS,

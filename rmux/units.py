@@ -52,7 +52,9 @@ def format_duration(seconds: float | None) -> str:
     """'6 us', '12 ms', '3.42 s', '5m10s', '2h05m', '1d18h'; '-' for none."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
-    if 0 < abs(seconds) < 1e-4:
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if 0 < seconds < 1e-4:
         return f"{seconds * 1e6:.3g} us"
     if seconds < 0.1:
         return f"{seconds * 1e3:.3g} ms"

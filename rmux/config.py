@@ -186,6 +186,10 @@ KEYS: tuple[Key, ...] = (
 )
 
 
+_LEAST_BEAT_S, _MOST_BEAT_S = 0.01, 60.0
+_BEATS_A_LEASE = 3
+
+
 def load_settings(
     flags: Mapping[str, Any] | None = None,
     *,
@@ -211,7 +215,25 @@ def load_settings(
         if (given := flags.get(key.field)) is not None:
             value = _read(key, given, source=f"--{key.field}") if isinstance(given, str) else given
             values[key.field], origins[key.name] = value, "flag"
+    _check_beat(values, origins)
     return Settings(**values, origins=origins)
+
+
+def _check_beat(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """A lease that a late heartbeat or two cannot keep alive would be lost again and again."""
+    beat_s, lease_s = values["heartbeat_s"], values["lease_s"]
+    if not _LEAST_BEAT_S <= beat_s <= _MOST_BEAT_S:
+        raise SpecError(
+            f"run.heartbeat is {beat_s:g}s ({origins['run.heartbeat']}); "
+            f"from {_LEAST_BEAT_S:g}s to {_MOST_BEAT_S:g}s is possible",
+            code="config.invalid",
+        )
+    if lease_s < _BEATS_A_LEASE * beat_s:
+        raise SpecError(
+            f"run.lease is {lease_s:g}s ({origins['run.lease']}); at least {_BEATS_A_LEASE} "
+            f"heartbeats of {beat_s:g}s ({origins['run.heartbeat']}) must fit in",
+            code="config.invalid",
+        )
 
 
 def config_files(

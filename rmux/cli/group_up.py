@@ -89,8 +89,7 @@ def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay:
     settings = session.settings
     found = _served(session, store, group_id)
     if found is not None:
-        since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
-        session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
+        _tell_served(session, group_id, found)
         return 0
     empty = _empty(store, group_id, stay=stay)
     if empty:
@@ -111,7 +110,12 @@ def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay:
         )
         session.out.note(f"{group_id} is up on {settings.host}; rmux group watch {group_id}")
         return 0
-    session.out.note(f"{group_id} comes up on {settings.host}; Ctrl-C stops it in order")
+
+    def lost_race() -> None:
+        now = parent.served(settings.store_url, group_id, host=settings.host)
+        if now is not None:
+            _tell_served(session, group_id, now)
+
     return parent.run(
         settings.store_url,
         group_id,
@@ -122,7 +126,16 @@ def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay:
         heartbeat_s=settings.heartbeat_s,
         lease_s=settings.lease_s,
         stop_timeout_s=settings.grace_s,
+        on_up=lambda: session.out.note(
+            f"{group_id} comes up on {settings.host}; Ctrl-C stops it in order"
+        ),
+        on_served=lost_race,
     )
+
+
+def _tell_served(session: Session, group_id: GroupId, found: Served) -> None:
+    since = f"{found.since.astimezone():%Y-%m-%d %H:%M:%S %z}"
+    session.out.note(f"{group_id} is already up, pid {found.pid}, since {since}")
 
 
 def _served(session: Session, store: Store, group_id: GroupId) -> Served | None:

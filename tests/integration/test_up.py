@@ -143,3 +143,20 @@ def test_a_hangup_that_comes_twice_still_stops_in_order(group):
     ends(child, code=129)
     assert group.states() == {a: JobState.PLACED}
     assert group.leftovers() == CLEAN
+
+
+def test_a_deadline_stops_the_group_in_order(group):
+    job = group.add_job("a", iterations=500, **QUICK)
+    _, stderr = ends(group.rmux("group", "up", GROUP, "--timeout", "6s"), code=124)
+    assert "stopping group" in stderr
+    assert group.states() == {job: JobState.PLACED}
+    assert group.job(job).iteration > 0
+    assert group.leftovers() == CLEAN
+
+
+def test_of_two_that_come_up_at_once_one_serves_and_the_other_says_who(group):
+    group.add_job("a", iterations=60, **QUICK)
+    children = [group.rmux("group", "up", GROUP) for _ in range(3)]
+    said = [ends(child)[1] for child in children]
+    assert sum("comes up on" in text for text in said) == 1
+    assert sum("is already up, pid" in text for text in said) == 2

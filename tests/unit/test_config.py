@@ -112,3 +112,17 @@ def test_a_password_is_never_shown():
 
 def test_the_state_folder_follows_xdg():
     assert state_dir({"HOME": "/h"}) == Path("/h/.local/state/rmux")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RMUX_LEASE": "0s"}, "run.lease is 0s (RMUX_LEASE); at least 3 heartbeats of 1s"),
+        ({"RMUX_HEARTBEAT": "0s"}, "run.heartbeat is 0s (RMUX_HEARTBEAT)"),
+        ({"RMUX_HEARTBEAT": "10s"}, "run.lease is 6s (default); at least 3 heartbeats of 10s"),
+    ],
+)
+def test_a_lease_must_outlive_a_few_heartbeats(load, variables, said):
+    with pytest.raises(SpecError) as caught:
+        load(**variables)
+    assert said in caught.value.message

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from rmux.clock import SystemClock
-from rmux.errors import RmuxError
+from rmux.errors import DeadlineError, RmuxError
 from rmux.events import EventType, PhaseEvent
 from rmux.ids import GroupId, NodeId
 from rmux.run import processes
@@ -62,9 +62,14 @@ class Supervisor:
     def run(self) -> int:
         """Until the controller is done or a signal comes; the exit status."""
         self._plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        late: DeadlineError | None = None
         with self._signals_caught():
             try:
-                self._serve()
+                try:
+                    self._serve()
+                except DeadlineError as error:
+                    late = error
+                    self._say(f"{error.message}: stopping group {self._plan.group}")
                 self._stop()
             except _KillError:
                 self._say("killing what is left")
@@ -72,6 +77,8 @@ class Supervisor:
         self._journal.close(timeout_s=2.0)
         os.close(self._wake_in)
         os.close(self._wake_out)
+        if late is not None:
+            raise late
         if self._forced:
             return 137
         return 128 + self._signals[0] if self._signals else 0

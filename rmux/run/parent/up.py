@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -41,8 +41,12 @@ def run(
     stop_timeout_s: float = 30.0,
     fence_floor_s: float = 60.0,
     fence_grace_s: float = 10.0,
+    on_up: Callable[[], None] | None = None,
+    on_served: Callable[[], None] | None = None,
 ) -> int:
     """Run the group's processes of this host; call from the main thread. Returns the exit status.
+
+    `on_up` is called once it is this parent that serves the group, `on_served` when it is another.
 
     0 when every member ended, when the group was told to go down, or at once when the group is up
     on this host already (`served` tells beforehand); 130 and 143 after SIGINT and SIGTERM, 137 when
@@ -57,6 +61,8 @@ def run(
         try:
             lease = HeldLease.take(store, _lease_name(group_id, host), host=host, ttl_s=_UP_LEASE_S)
         except ConflictError:
+            if on_served is not None:
+                on_served()
             return 0
         try:
             processes.sweep(tag, grace_s=_SWEEP_GRACE_S)
@@ -64,6 +70,8 @@ def run(
                 valkey.check_free(tag)
             _clear(tag)
             _want_up(store, group_id)
+            if on_up is not None:
+                on_up()
             plan = Plan(
                 store_url=store_url,
                 group=group_id,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rmux import clock
+from rmux.clock import SystemClock
 from rmux.errors import ConflictError
 from rmux.group import CoExecGroup
 from rmux.ids import GroupId, JobId
@@ -49,11 +51,8 @@ def cancel(
     desired = "cancel-now" if now else "cancel"
     if job.state.is_terminal:
         return Request(job=job, changed=False)
-    idle = job.state is JobState.PENDING or (
-        job.state is JobState.PLACED
-        and not has_controller(conn, job.group_id, now_s=now_s, boot_id=boot_id)
-    )
-    if idle:
+    served = has_controller(conn, job.group_id, now_s=now_s, boot_id=boot_id)
+    if job.state is JobState.PENDING or not served:
         reason = Reason(code="cancelled", message=f"cancelled by {by}" if by else "cancelled")
         ended = jobs.set_state(conn, job_id, JobState.CANCELLED, reason=reason)
         left = groups.remove_member(conn, job_id)
@@ -83,7 +82,32 @@ def _want(conn: Conn, job_id: JobId, desired: str) -> Request:
     return Request(job=jobs.get(conn, job_id), changed=changed)
 
 
-def group_desired(conn: Conn, group_id: GroupId, desired: str) -> tuple[CoExecGroup, bool]:
-    """(the group, whether its wish changed)."""
+def group_desired(
+    conn: Conn,
+    group_id: GroupId,
+    desired: str,
+    *,
+    now_s: float | None = None,
+    boot_id: str | None = None,
+) -> tuple[CoExecGroup, bool]:
+    """(the group, whether its wish or one of its jobs changed). Instants default to this host's.
+
+    'down' without a live controller, as after a crash: its jobs go back to their places at once,
+    since nobody is left to say that they stopped.
+    """
     changed = groups.set_desired(conn, group_id, desired)
+    now_s = SystemClock().now_s() if now_s is None else now_s
+    boot_id = clock.boot_id() if boot_id is None else boot_id
+    if desired == "down" and not has_controller(conn, group_id, now_s=now_s, boot_id=boot_id):
+        for member in groups.get(conn, group_id).members:
+            changed |= _put_back(conn, member.job_id)
     return groups.get(conn, group_id), changed
+
+
+def _put_back(conn: Conn, job_id: JobId) -> bool:
+    if jobs.get(conn, job_id).state is JobState.PLACED:
+        return False
+    message = "its group went down without a controller"
+    jobs.set_state(conn, job_id, JobState.PLACED, reason=Reason(code="group.down", message=message))
+    jobs.update(conn, job_id, phase=None, phase_state="")
+    return True

@@ -11,7 +11,7 @@ from rmux.cli import job_logs, job_wait, mounts
 from rmux.clock import ManualClock
 from rmux.events import EventType
 from rmux.job import JobState, Phase, Reason
-from rmux.store import jobs
+from rmux.store import groups, jobs, leases
 
 
 @pytest.fixture(autouse=True)
@@ -179,6 +179,8 @@ def test_cancel_ends_a_pending_job_at_once_and_asks_a_served_one(run, filled):
 
 
 def test_cancelling_what_ended_or_is_ending_changes_nothing_and_succeeds(run, filled):
+    filled.serve()
+
     def changed(*argv):
         code, out, _ = run("job", "cancel", *argv, "--json")
         assert code == 0
@@ -202,6 +204,20 @@ def test_cancelling_a_placed_job_that_nobody_serves_frees_its_nodes(run, filled)
         waiting = jobs.get(conn, "j-000003")
     assert waiting.state is JobState.PLACED  # what came free went to the job that waited
     assert [pool["free_nodes"] for pool in seen] == [1, 1]
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "paused", "stopping", "lost"])
+def test_cancelling_a_job_whose_controller_is_gone_ends_it_at_once(run, filled, state):
+    lease = filled.serve()
+    with filled.store.write() as conn:
+        jobs.set_state(conn, "j-000001", JobState(state))
+        jobs.set_desired(conn, "j-000001", "cancel")
+        leases.release(conn, lease)
+    (math,) = json.loads(run("job", "cancel", "math", "--json")[1])["items"]
+    with filled.store.read() as conn:
+        members = groups.get(conn, "g-000001").members
+    assert (math["state"], math["changed"]) == ("cancelled", True)
+    assert [member.name for member in members] == ["code", "wide"]  # math's room went to wide
 
 
 def test_a_dry_run_of_cancel_shows_the_same_and_changes_nothing(run, filled):

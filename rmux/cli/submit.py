@@ -31,9 +31,7 @@ app = typer.Typer(help="Submit a job.")
 
 Name = Annotated[
     str | None,
-    typer.Option(
-        "--name", metavar="NAME", help="Name the job so; the same spec again changes nothing."
-    ),
+    typer.Option("--name", metavar="NAME", help="Name the job so instead of as the spec does."),
 ]
 Key = Annotated[
     str | None,
@@ -61,7 +59,8 @@ def submit(
     """Check a job, estimate it unless it was profiled, place it and store it.
 
     A job for which there is no room now stays pending with its reason. Exit 3, and nothing stored,
-    for one that can never fit; 5 when the name or key belongs to another spec.
+    for one that can never fit. The same spec again, while its job is not finished, is that job; 5
+    when the name or key belongs to another spec.
     """
     from rmux.cli import job_wait
     from rmux.spec import load_spec
@@ -76,12 +75,13 @@ def submit(
             wanted,
             pinned,
             key=idempotency_key,
-            by_name=name is not None,
             dry_run=dry_run,
         )
         elapsed_s = time.monotonic() - began_s
         document = _document(done, profile, dry_run=dry_run, elapsed_s=elapsed_s)
         found.out.emit(document, text=lambda: _text(done), names=[done.job.id])
+        if not done.created:
+            found.out.note(_same(done.job, wanted))
         for line in _advice(done, dry_run=dry_run):
             found.out.note(line)
         if wait and not dry_run:
@@ -104,7 +104,6 @@ def _submitted(
     pinned: _Pinned,
     *,
     key: str | None,
-    by_name: bool,
     dry_run: bool,
 ) -> tuple[Submission, JobProfile]:
     from rmux.cli import preflight
@@ -130,7 +129,7 @@ def _submitted(
         ids=ids(),
         rule=pinned.rule,
         margin=pinned.margin,
-        by_name=by_name,
+        by_name=True,
         revision=pinned.revision,
         dry_run=dry_run,
     )
@@ -221,6 +220,16 @@ def _text(done: Submission) -> str:
     if done.decision is None:
         return f"{head} (it was there already)"
     return f"{head}\n{place_views.summary(done.decision)}"
+
+
+def _same(known: Job, wanted: JobSpec) -> str:
+    """That nothing new was made, and what of the spec at hand therefore does not count."""
+    from rmux.place import service
+
+    told = f"{known.id} ({known.spec.name}) is not finished and has this spec: no other job is made"
+    if differing := service.differences(wanted, known.spec):
+        told += f"; it keeps its own {'; '.join(differing[:4])}"
+    return f"{told}. --name OTHER makes one"
 
 
 def _advice(done: Submission, *, dry_run: bool) -> list[str]:

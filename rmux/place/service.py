@@ -218,7 +218,7 @@ def _known(conn: Conn, job: Job, *, by_name: bool) -> Job | None:
         raise ConflictError(
             f"job {known.id} ({known.spec.name}) exists with another spec: "
             + "; ".join(differing[:4]),
-            hint="submit it under another --name, or cancel that job first",
+            hint=f"--name OTHER for a further job, or rmux job cancel {known.id} first",
             code="job.exists",
             details={"job": known.id, "differences": differing},
         )

@@ -125,12 +125,33 @@ def test_the_same_name_and_spec_give_the_same_job(folder, run):
     assert len(jobs(run)) == 1
 
 
+def test_the_name_in_the_spec_counts_like_one_on_the_command_line(folder, run):
+    _, first, _ = run("job", "submit", "a.toml", "--json")
+    code, again, err = run("job", "submit", "a.toml", "--json")
+    assert (code, json.loads(again)["created"]) == (0, False)
+    assert json.loads(again)["id"] == json.loads(first)["id"]
+    assert "no other job is made. --name OTHER makes one" in err
+    (folder / "longer.toml").write_text("iterations = 99\n" + emulated("a"))
+    err = run("job", "submit", "longer.toml")[2]
+    assert "it keeps its own iterations: 99 here, 10 there" in err
+    (folder / "other.toml").write_text(emulated("a", rollout="3s"))
+    code, out, err = run("job", "submit", "other.toml")
+    assert (code, out) == (5, "")
+    assert "emulated.rollout_s: 3.0 here, 4.0 there" in err
+    assert "--name OTHER" in err
+    assert len(jobs(run)) == 1
+    assert run("job", "submit", "other.toml", "--name", "c")[0] == 0
+    run("job", "cancel", "a")
+    assert json.loads(run("job", "submit", "a.toml", "--json")[1])["created"] is True
+
+
 def test_an_idempotency_key_makes_one_job(folder, run):
     _, first, _ = run("job", "submit", "a.toml", "--idempotency-key", "ci-7", "-o", "name")
     _, again, _ = run("job", "submit", "a.toml", "--idempotency-key", "ci-7", "-o", "name")
     assert first == again
     assert run("job", "submit", "b.toml", "--idempotency-key", "ci-7")[0] == 5
-    _, other, _ = run("job", "submit", "a.toml", "--idempotency-key", "ci-8", "-o", "name")
+    key = ("--idempotency-key", "ci-8", "--name", "a8")
+    _, other, _ = run("job", "submit", "a.toml", *key, "-o", "name")
     assert other != first
 
 
@@ -158,7 +179,8 @@ def test_a_placement_is_taken_back_at_its_own_revision_only(folder, run, monkeyp
     monkeypatch.setattr(sys, "stdin", io.StringIO(placement))
     code, _, _ = run("job", "submit", "a.toml", "--placement", "-")
     assert code == 0
-    code, _, err = run("job", "submit", "a.toml", "--placement", "placement.json")
+    again = ("--placement", "placement.json", "--name", "a2")
+    code, _, err = run("job", "submit", "a.toml", *again)
     assert code == 5
     assert "place.stale" in err
     code, _, err = run("job", "submit", "b.toml", "--placement", "placement.json")

@@ -69,7 +69,7 @@ def place(
         decision = service.plan(store, wanted, profile, rule=rule, margin=margin, group=only)
         elapsed_s = time.monotonic() - began_s
     if not decision.admitted and not explain:
-        raise service.infeasible(wanted, decision)
+        raise service.infeasible(wanted, decision, hint=f"rmux place {spec} --explain")
     document = place_views.placement_document(
         decision, spec=wanted, profile=profile, elapsed_s=elapsed_s
     )
@@ -94,8 +94,7 @@ def place(
             names=[place_views.target(decision)],
         )
     if not decision.admitted:
-        out.note(f"no place for it now: {decision.reason.message}")
-        return int(ExitCode.INFEASIBLE)
+        raise service.infeasible(wanted, decision)
     out.note(f"plan only; nothing is reserved. next: rmux job submit {spec}")
     return int(ExitCode.DONE)
 

@@ -17,7 +17,7 @@ import typer
 from rmux.cli.options import DryRun, SpecPath, session
 from rmux.cli.place import Margin, Rule, Slo, with_slo
 from rmux.cli.wiring import ids, open_store
-from rmux.errors import ConflictError, UserError
+from rmux.errors import ConflictError, InfeasibleError, UserError
 from rmux.ids import JobId
 from rmux.job import Job, JobSpec, JobState
 
@@ -70,13 +70,11 @@ def submit(
     pinned = _pinned(placement) if placement else _Pinned(rule=rule, margin=margin)
     with open_store(found) as store:
         began_s = time.monotonic()
-        done, profile = _submitted(
-            store,
-            wanted,
-            pinned,
-            key=idempotency_key,
-            dry_run=dry_run,
-        )
+        try:
+            done, profile = _submitted(store, wanted, pinned, key=idempotency_key, dry_run=dry_run)
+        except InfeasibleError as error:
+            error.hint = f"rmux place {spec} --explain"
+            raise
         elapsed_s = time.monotonic() - began_s
         document = _document(done, profile, dry_run=dry_run, elapsed_s=elapsed_s)
         found.out.emit(document, text=lambda: _text(done), names=[done.job.id])

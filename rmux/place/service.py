@@ -174,11 +174,11 @@ class _RolledBackError(Exception):
     """Ends the transaction of a dry run."""
 
 
-def infeasible(spec: JobSpec, decision: Decision) -> InfeasibleError:
+def infeasible(spec: JobSpec, decision: Decision, *, hint: str | None = None) -> InfeasibleError:
     """The error for a job that no cluster state would admit, or none does now."""
     return InfeasibleError(
         f"no placement for {spec.name}: {decision.reason.message}",
-        hint="rmux place SPEC --explain",
+        hint=hint,
         code="place.infeasible",
         details={"reason": decision.reason.code, "never_fits": decision.never_fits},
     )

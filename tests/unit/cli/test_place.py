@@ -108,6 +108,21 @@ def test_no_place_is_exit_3_with_the_bound_that_fails(cluster, run):
     assert "refused: slo" in out
 
 
+def test_explaining_why_there_is_no_place_ends_with_the_error_in_json_too(cluster, run):
+    run("job", "submit", "a.toml")
+    code, out, err = run("place", "tight.toml", "--explain", "--json")
+    error = json.loads(err.splitlines()[-1])
+    assert (code, json.loads(out)["schema"]) == (3, "rmux.placement/v1")
+    assert (error["schema"], error["code"]) == ("rmux.error/v1", "place.infeasible")
+
+
+def test_the_advice_where_there_is_no_place_can_be_typed_as_it_stands(cluster, run):
+    error = json.loads(run("place", "wide.toml", "--json")[2].splitlines()[-1])
+    assert error["hint"] == "rmux place wide.toml --explain"
+    error = json.loads(run("job", "submit", "wide.toml", "--json")[2].splitlines()[-1])
+    assert error["hint"] == "rmux place wide.toml --explain"
+
+
 def test_a_smaller_promise_makes_room(cluster, run):
     run("job", "submit", "a.toml")
     assert run("place", "tight.toml", "--slo", "1.5")[0] == 0

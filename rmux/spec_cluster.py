@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from rmux.cluster import Cluster, Link, Node, NodePool, PoolKind
 from rmux.errors import SpecError
 from rmux.ids import NodeId, PoolName
-from rmux.spec_models import ClusterFile, NodeSection
+from rmux.spec_models import MOST_DEVICES, ClusterFile, NodeSection
 from rmux.toml_lines import Location, nearest
 
 Fail = Callable[[Location, str], SpecError]
@@ -119,8 +119,11 @@ def _cores(section: NodeSection, fail: Fail) -> tuple[tuple[int, ...], ...]:
     if section.devices is not None and len(sets) != section.devices:
         raise fail(("cores",), f"cores has {len(sets)} sets for {section.devices} devices")
     every = [core for cores in sets for core in cores]
-    if not all(sets) or any(core < 0 for core in every):
-        raise fail(("cores",), "each device needs at least one core, numbered from 0")
+    if not all(sets) or any(not 0 <= core < MOST_DEVICES for core in every):
+        raise fail(
+            ("cores",),
+            f"each device needs at least one core, numbered from 0 to {MOST_DEVICES - 1}",
+        )
     if len(set(every)) < len(every) and not section.oversubscribe:
         raise fail(("cores",), "devices share a core; write oversubscribe = true to allow it")
     return tuple(sets)

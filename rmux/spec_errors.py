@@ -71,7 +71,11 @@ def _message(found: Any, location: Location) -> str:
 
 def _bound(context: dict[str, Any]) -> str:
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    return " and ".join(f"{words[key]} {context[key]:g}" for key in words if key in context)
+    return " and ".join(f"{words[key]} {_plain(context[key])}" for key in words if key in context)
+
+
+def _plain(number: float) -> str:
+    return f"{int(number)}" if number == int(number) else f"{number:g}"
 
 
 def _unknown_key(location: Location, root: type[BaseModel]) -> str:

@@ -14,6 +14,12 @@ from rmux import units
 from rmux.errors import QuantityError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MOST_ITERATIONS = 10**9
+MOST_DEVICES = 2**16
+"""Of one node."""
+_MOST_USD_PER_H = 1_000_000
+_MOST = 2**53
+"""Of any other count: still exact as a float."""
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
@@ -73,7 +79,7 @@ Size = Annotated[int, BeforeValidator(_size)]
 Rate = Annotated[float, BeforeValidator(_rate), Field(gt=0)]
 Name = Annotated[str, AfterValidator(_name)]
 Function = Annotated[str, AfterValidator(_function)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -142,11 +148,11 @@ class SpecFile(Section):
     script: str | None = None
     python: str | None = None
     engine: Literal["real", "emulated"] = "real"
-    iterations: Count = 10
-    seed: Annotated[int, Field(ge=0)] = 0
+    iterations: Annotated[int, Field(ge=1, le=_MOST_ITERATIONS)] = 10
+    seed: Annotated[int, Field(ge=0, le=_MOST)] = 0
     max_staleness: Annotated[int, AfterValidator(_staleness)] = 0
     slo: Annotated[float, AfterValidator(_slo)] = 2.0
-    restart_limit: Annotated[int, Field(ge=0)] = 3
+    restart_limit: Annotated[int, Field(ge=0, le=_MOST)] = 3
     restart_hold: Duration = 120.0
     labels: dict[str, str] = Field(default_factory=dict)
     model: ModelSection = Field(default_factory=ModelSection)
@@ -163,7 +169,7 @@ class NodeSection(Section):
     host: str | None = None
     device: str | None = None
     cores: list[int] | list[list[int]] | None = None
-    devices: Count | None = None
+    devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)] | None = None
     oversubscribe: bool = False
     gpu_uuids: list[str] = Field(default_factory=list)
     host_memory: Annotated[Size, Field(gt=0)]
@@ -173,7 +179,7 @@ class NodeSection(Section):
 class PoolSection(Section):
     kind: Literal["rollout", "train"]
     hardware: str
-    usd_per_device_h: Annotated[float, Field(ge=0)]
+    usd_per_device_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)]
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
 
 

@@ -39,6 +39,8 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], str]:
         return tomli.loads(text), text
     except tomli.TOMLDecodeError as error:
         raise SpecError(f"{path}:{error.lineno}: {error.msg}", code="spec.syntax") from error
+    except ValueError:  # Python's own limit on the digits of a number
+        raise SpecError(f"{path} has a number of too many digits", code="spec.syntax") from None
 
 
 def line_of(text: str, location: Location) -> int | None:

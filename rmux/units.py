@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 
 from rmux.errors import QuantityError
@@ -21,16 +22,24 @@ _SIZE_BYTES = {
     "TiB": 2**40,
 }
 _RATE_BPS = {"bps": 1.0, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
+_MOST = {"duration": (10 * 365 * 86400.0, "3650d"), "size": (2.0**62, "4194304TiB")}
+"""Largest value of a kind, and how to write it: beyond it only a slip of the hand is meant."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of '90s', '5m', '2h', '1d' or '250ms'; a bare number is refused."""
+    """Seconds of '90s', '5m', '2h', '1d' or '250ms'; a bare number is refused.
+
+    QuantityError beyond ten years.
+    """
     return _parse(text, _DURATION_S, "duration", "90s, 5m, 2h")
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes of '64GiB' or '10GB'; a bare number is refused."""
+    """Bytes of '64GiB' or '10GB'; a bare number is refused.
+
+    QuantityError beyond 2**62 bytes.
+    """
     return round(_parse(text, _SIZE_BYTES, "size", "64MiB, 8GiB, 10GB"))
 
 
@@ -45,7 +54,15 @@ def _parse(text: str, factors: Mapping[str, float], what: str, examples: str) ->
         raise QuantityError(
             f"{text!r} is not a {what}", hint=f"write a number and a unit, such as {examples}"
         )
-    return float(match[1]) * factors[match[2]]
+    value = float(match[1]) * factors[match[2]]
+    most, written = _MOST.get(what, (sys.float_info.max, "1.8e308bps"))
+    if value > most:
+        raise QuantityError(f"{_short(text)} is too large a {what}", hint=f"at most {written}")
+    return value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:36]}…")
 
 
 def format_duration(seconds: float | None) -> str:

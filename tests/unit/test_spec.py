@@ -115,6 +115,27 @@ def test_a_value_that_cannot_be_used_is_told_in_plain_words(write, line, message
     assert message in refused(write(EMULATED + line + "\n")).message
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("iterations = 1000000001", "iterations is 1000000001; it must be at most 1000000000"),
+        (f"iterations = {10**400}", "it must be at most 1000000000"),
+        (f"seed = {2**60}", "it must be at most 9007199254740992"),
+        (f"slo = {10**400}", "slo"),
+        (f"[rollout]\ntemperature = {10**400}", "rollout.temperature"),
+        ("iterations = " + "9" * 5000, "too many digits"),
+        ('[rollout]\nkv_cache = "4194305TiB"', "'4194305TiB' is too large a size; at most 4194304"),
+        ('[rollout]\nkv_cache = "' + "9" * 400 + 'B"', "is too large a size; at most 4194304TiB"),
+        ('restart_hold = "3651d"', "'3651d' is too large a duration; at most 3650d"),
+        ('[emulated]\nrollout = "' + "9" * 400 + 's"', "is too large a duration; at most 3650d"),
+    ],
+)
+def test_a_number_beyond_all_use_is_told_with_the_limit(write, line, message):
+    found = refused(write(EMULATED + line + "\n")).message
+    assert message in found
+    assert len(found) < 1000
+
+
 def test_a_missing_name_is_told(write):
     assert refused(write('engine = "emulated"\n')).message.endswith("name is missing")
 

@@ -97,6 +97,8 @@ def test_cores_are_dealt_to_devices(load, fields, cores):
         ('devices = 1, reserved_memory = "1GiB"', "leaves nothing of host_memory"),
         ('devices = 1, host = "a[1-2]"', "names 2 hosts for 1 nodes"),
         ("devices = 0", "must be at least 1"),
+        ("devices = 65537", "devices is 65537; it must be at most 65536"),
+        ("cores = [65536]", "numbered from 0 to 65535"),
         ("gpu_uuidz = []", "nodes[0].gpu_uuidz is not a key (did you mean gpu_uuids?)"),
     ],
 )
@@ -115,6 +117,10 @@ def test_a_node_that_cannot_be_is_refused_with_its_line(load, fields, message):
         ('"h800-0[1-3]"', '"h800-0[3-1]"', "[3-1] is not a range"),
         ('name = "r0"', 'name = "h800-02"', "'h800-02' is in pool 'rollout' already"),
         ('kind = "train"', 'kind = "trian"', "write 'rollout' or 'train'"),
+        ("_h = 5", "_h = 1000001", "usd_per_device_h is 1000001; it must be at most 1000000"),
+        ("_h = 5", "_h = inf", "usd_per_device_h must be finite"),
+        ("8GiB", "9" * 400 + "GiB", "is too large a size; at most 4194304TiB"),
+        ('rate = "10Gbps"', f'rate = "{"9" * 400}Gbps"', "is too large a rate"),
         ('rate = "10Gbps"', "rate = 10", "write a number and a unit"),
     ],
 )

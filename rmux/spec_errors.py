@@ -29,12 +29,18 @@ _WORDS = {
 def spec_error(
     error: ValidationError, *, path: Path | str, text: str, root: type[BaseModel]
 ) -> SpecError:
-    """The first problem of the file in full, the others in `details`."""
+    """The first problem of the file in full, the others in `details`.
+
+    Unknown keys come first: what is missing is often only misspelt.
+    """
     by_key = {
         problem["key"]: problem
         for problem in reversed([_problem(found, text, root) for found in error.errors()])
     }
-    problems = sorted(by_key.values(), key=lambda problem: problem["line"] or 0)
+    problems = sorted(
+        by_key.values(),
+        key=lambda problem: (problem["code"] != "spec.unknown-key", problem["line"] or 0),
+    )
     first = problems[0]
     message = f"{place(path, first['line'])}{first['message']}"
     if len(problems) > 1:

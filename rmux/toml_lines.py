@@ -78,7 +78,8 @@ def _key_lines(text: str) -> dict[Location, int]:
             continue
         if match := _HEADER.fullmatch(line):
             table = _indexed(_parts(match[2]), counts, new_item=match[1] == "[[")
-            found.setdefault(table, number)
+            for length in range(1, len(table) + 1):
+                found.setdefault(table[:length], number)
         elif match := _KEY.match(line):
             key = _parts(match[1])
             for length in range(1, len(key) + 1):

@@ -130,6 +130,21 @@ def test_a_file_whose_parts_do_not_fit_is_refused(load, before, after, message):
     assert message in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('hardware = "H800"', 'hardwear = "H800"', ":8: pools.train.hardwear is not a key (did "),
+        ("[pools.", "[pool.", ":1: pool is not a key (did you mean pools?)"),
+        ("[[links]]", "[[link]]", ":16: link is not a key (did you mean links?)"),
+    ],
+)
+def test_a_misspelt_key_is_told_before_what_is_missing_for_it(load, before, after, message):
+    text = POOLS.replace(before, after).replace("[[pool.train", "[[pools.train")
+    with pytest.raises(SpecError) as caught:
+        load(text)
+    assert f"pools.toml{message}" in caught.value.message
+
+
 def test_a_file_without_pools_is_refused(load):
     with pytest.raises(SpecError, match="pools is missing"):
         load("")

@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rmux.cluster import Cluster, Link, Node, NodePool, PoolKind
+from rmux.cluster import Cluster, DeviceId, Link, Node, NodePool, PoolKind
 from rmux.errors import ConflictError, NotFoundError
 from rmux.ids import GroupId, NodeId, PoolName
 from rmux.store.engine import Conn
 from rmux.store.revision import bump
-from rmux.store.schema import group_nodes, links, nodes, pools
+from rmux.store.schema import group_nodes, links, members, nodes, pools
 
 
 def save(conn: Conn, cluster: Cluster, *, replace: bool = False) -> bool:
@@ -142,10 +142,21 @@ def _check_held(conn: Conn, before: Cluster, after: Cluster) -> None:
                 raise ConflictError(
                     f"node {node.id} would {change}, but group {held[node.id]} holds it",
                     code="pool.held",
-                    hint=f"rmux pool drain {node.id}; wait for its jobs, or rmux group down "
-                    f"{held[node.id]}",
+                    hint=f"rmux pool drain {node.id}, then wait for its jobs to end, or "
+                    f"rmux job cancel {' '.join(_jobs_on(conn, node.id))}",
                     details={"node": node.id, "group": held[node.id]},
                 )
+
+
+def _jobs_on(conn: Conn, node: NodeId) -> list[str]:
+    rows = conn.execute(
+        sa.select(members.c.job_id, members.c.rollout, members.c.train).order_by(members.c.position)
+    )
+    return [
+        row.job_id
+        for row in rows
+        if any(DeviceId.parse(text).node == node for text in (*row.rollout, *row.train))
+    ]
 
 
 def _write(conn: Conn, cluster: Cluster) -> None:

@@ -84,11 +84,14 @@ def test_a_held_node_can_neither_change_nor_go(store, samples, held):
         pools=(dataclasses.replace(rollout, nodes=(node, *rollout.nodes[1:])), bigger.pools[1])
     )
     with store.write() as conn:
-        with pytest.raises(ConflictError, match="r0 would change, but group g-000001 holds it"):
+        with pytest.raises(
+            ConflictError, match="r0 would change, but group g-000001 holds it"
+        ) as caught:
             pools.save(conn, bigger)
         with pytest.raises(ConflictError, match="t0 would go"):
             pools.remove(conn, "train")
         assert pools.load(conn) == samples.cluster()
+    assert str(caught.value.hint).endswith(f"or rmux job cancel {samples.job().id}")
 
 
 def test_a_free_node_of_the_same_pool_can_go(store, samples, held):

@@ -11,7 +11,7 @@ from rmux.cli import trace_views
 from rmux.cli.documents_groups import TraceCheck
 from rmux.cli.options import session
 from rmux.cli.wiring import open_store
-from rmux.errors import CheckError
+from rmux.errors import CheckError, NotFoundError, UserError
 
 app = typer.Typer(help="Export and check what happened, phase by phase.")
 
@@ -26,16 +26,20 @@ def check(
 ) -> None:
     """Check that every device served one job at a time, and every job its phases in order.
 
-    Exit 7 when it did not, with what was wrong.
+    Exit 7 when it did not, with what was wrong; 2 for a file and 4 for a group without any events.
     """
     from rmux.run import trace_check
 
     found = session(ctx)
     if Path(source).is_file():
         events = trace_views.from_file(Path(source))
+        if not events:
+            raise UserError(f"{source}: no events", code="trace.empty")
     else:
         with open_store(found) as store:
             events = trace_views.of_group(store, source)
+        if not events:
+            raise NotFoundError(f"{source}: no events yet", code="trace.empty")
     problems = tuple(
         f"{violation.rule}: {violation.message}" for violation in trace_check.check(events)
     )

@@ -224,6 +224,16 @@ def test_two_jobs_on_one_device_at_once_fail_the_check(run, turning):
     assert any("overlap" in problem for problem in error["details"]["problems"])
 
 
+def test_without_events_there_is_nothing_sound_about_a_trace(run, filled, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    code, out, err = run("trace", "check", "empty.jsonl")
+    assert (code, out) == (2, "")
+    assert "empty.jsonl: no events" in err
+    code, out, err = run("trace", "check", "g-000001")
+    assert (code, out) == (4, "")
+    assert "g-000001: no events yet" in err
+
+
 def test_a_file_that_is_no_trace_names_its_line(run, filled, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"type": "phase.start"}\n')
     code, _, err = run("trace", "check", "bad.jsonl")

@@ -158,8 +158,17 @@ def _placed(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
     if job.phase is not None:
         facts.append(f"phase   {job.phase} {job.phase_state}")
     if job.attempt > 1:
-        facts.append(f"attempt {job.attempt} of {job.spec.restart_limit + 1}")
+        facts.append(f"attempt {job.attempt}: {_failures(conn, job)}")
     return facts, [f"rmux group watch {job.group_id}"]
+
+
+def _failures(conn: Conn, job: Job) -> str:
+    """How often it failed: attempts also begin when its group is brought up again."""
+    from rmux.store import events
+
+    told = events.read(conn, job=job.id, types=[EventType.JOB_STATE])
+    count = sum(event.data.get("code") == "job.restarting" for event in told)
+    return f"{count} failed, {job.spec.restart_limit} restarts allowed"
 
 
 def _ended(job: Job) -> tuple[list[str], list[str]]:

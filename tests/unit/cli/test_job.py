@@ -107,6 +107,15 @@ def test_why_of_a_placed_job_without_a_controller_says_to_bring_its_group_up(run
     assert "rmux group up" not in told
 
 
+def test_why_counts_failures_apart_from_attempts(run, filled):
+    filled.serve()
+    with filled.store.write() as conn:
+        jobs.update(conn, "j-000001", attempt=7)
+    restarting = {"job": "j-000001", "state": "lost", "code": "job.restarting"}
+    filled.append(filled.event(EventType.JOB_STATE, filled.now_s, **restarting))
+    assert "attempt 7: 1 failed, 3 restarts allowed" in run("job", "why", "math")[1]
+
+
 def test_why_of_a_failed_job_shows_its_last_words_and_history(run, filled):
     move(filled, "j-000001", JobState.FAILED, error="Traceback\nValueError: boom")
     filled.append(

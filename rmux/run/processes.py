@@ -99,9 +99,19 @@ def take_precedence(pid: int = 0) -> bool:
 
 
 def spawn(
-    argv: Sequence[str], *, environ: Mapping[str, str], log: Path, cwd: Path | None = None
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    log: Path,
+    cwd: Path | None = None,
+    new_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in its own session and group, stdout and stderr appended to `log`."""
+    """Start a process in its own group, stdout and stderr appended to `log`.
+
+    Without a `new_session` it stays in the scheduler's group of the caller. Linux weighs sessions
+    against each other core by core (autogroup), and a session that has been busy on one core may
+    wait for seconds on another one that computes.
+    """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -111,7 +121,8 @@ def spawn(
             stderr=output,
             env={**environ, PARENT_VARIABLE: str(os.getpid())},
             cwd=cwd,
-            start_new_session=True,
+            start_new_session=new_session,
+            process_group=-1 if new_session else 0,
         )
 
 

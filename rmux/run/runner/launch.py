@@ -90,7 +90,10 @@ def launch(store: Store, site: Site, job: str, attempt: int) -> Launched:
         python = [stored.spec.python] if stored.spec.python else []
         argv = processes.module_argv("rmux.run.driver", str(folder / "driver.json"))
         child = processes.spawn(
-            [*python, *argv[len(python) :]], environ=environ, log=folder / "driver.log"
+            [*python, *argv[len(python) :]],
+            environ=environ,
+            log=folder / "driver.log",
+            new_session=False,
         )
         process = processes.identify(child.pid)
     except (RmuxError, OSError) as error:

@@ -78,6 +78,15 @@ def test_a_spawned_process_leads_its_own_session_and_writes_to_its_log(spawn, tm
     assert (tmp_path / "log").read_text() == "True\n"
 
 
+def test_a_process_without_a_new_session_leads_a_group_in_the_callers_session(tmp_path):
+    code = "import os; print(os.getsid(0), os.getpgid(0) == os.getpid())"
+    child = processes.spawn(
+        [sys.executable, "-c", code], environ=os.environ, log=tmp_path / "log", new_session=False
+    )
+    child.wait()
+    assert (tmp_path / "log").read_text() == f"{os.getsid(0)} True\n"
+
+
 def test_stop_kills_what_does_not_listen(spawn):
     deaf = "trap '' TERM; echo ready; sleep 60 & wait; wait"
     child = subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE, start_new_session=True)

@@ -304,6 +304,7 @@ def test_what_a_waiting_job_does_shows_in_its_phase(run, filled):
 
 def test_pause_and_resume_ask_once_and_refuse_a_job_that_ends(run, filled):
     filled.serve()
+
     def items(*argv):
         code, out, _ = run("job", *argv, "--json")
         return code, [(one["desired"], one["changed"]) for one in json.loads(out)["items"]]

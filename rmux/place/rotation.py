@@ -234,10 +234,11 @@ class _State:
         self.busy.add(device)
         self.holders[device] = (job, turn_round)
         self.cursors[device] += 1
+        if want.phase is Phase.INIT:
+            return  # the pools are initialised side by side, each at its own pace
         # The job's turns before this one are over in both pools: that keeps them in step.
         rollout = turn_round if kind is PoolKind.ROLLOUT else turn_round + 1
-        train = 0 if want.phase is Phase.INIT else turn_round
-        for pool, first in ((PoolKind.ROLLOUT, rollout), (PoolKind.TRAIN, train)):
+        for pool, first in ((PoolKind.ROLLOUT, rollout), (PoolKind.TRAIN, turn_round)):
             self.opens[job, pool] = max(self.opens.get((job, pool), 0), first)
 
 

@@ -455,3 +455,44 @@ def test_after_a_lost_turn_jobs_overlap_again_as_before():
         world.step()
     for ends in world.finished.values():
         assert ends[-1] - ends[-2] == 20
+
+
+def test_an_init_turn_in_one_pool_leaves_the_turn_in_the_other_pool_open() -> None:
+    """Jobs on partly shared devices arrive one after the other, all wanting init on both pools."""
+    wide, left, right = (
+        member("wide", ("a", "b"), ("t", "u")),
+        member("left", ("b", "c"), ("t",)),
+        member("right", ("c", "a"), ("u",)),
+    )
+    state, busy, given = rotation.start((wide, left, right)), set[DeviceId](), set[Turn]()
+    wants = {
+        one.job_id: Wanted(phase=Phase.INIT, iteration=0, devices=one.placement.devices)
+        for one in (wide, left, right)
+    }
+
+    def turns(*present: Member) -> list[str]:
+        nonlocal state
+        here = {one.job_id for one in present}
+        open_wants = {job: want for job, want in wants.items() if job in here and want.devices}
+        absent = {one.job_id for one in (wide, left, right)} - here
+        found, state = rotation.next_turns(state, wants=open_wants, busy=busy, absent=absent)
+        for turn in found:
+            busy.add(turn.device)
+            given.add(turn)
+            rest = tuple(d for d in wants[turn.job_id].devices if d != turn.device)
+            wants[turn.job_id] = Wanted(phase=turn.phase, iteration=0, devices=rest)
+        return sorted(f"{turn.job_id} {turn.device.node}" for turn in found)
+
+    def free(*names: str) -> None:
+        busy.difference_update(map(device, names))
+
+    assert turns(wide) == ["wide a", "wide b", "wide t", "wide u"]
+    assert turns(wide, left) == ["left c"]
+    assert turns(wide, left, right) == []
+    free("a", "b", "t", "u")
+    wants[wide.job_id] = rollout_of(wide, iteration=0)
+    assert turns(wide, left, right) == ["left b", "left t", "right a", "right u"]
+    free("b", "c", "t", "u")
+    wants[left.job_id] = rollout_of(left, iteration=0)
+    # right holds a and must get c next, or it would hold a for ever
+    assert "right c" in turns(wide, left, right)

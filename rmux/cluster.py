@@ -63,6 +63,9 @@ class NodePool:
     """Entry of the hardware catalogue: 'cpu', 'H20', 'H800' …"""
     usd_per_device_h: float
     nodes: tuple[Node, ...]
+    max_nodes: int = 0
+    """Nodes that the pool may grow to, made like its last one as placements need them; 0: it has
+    what is listed."""
 
     def usd_per_node_h(self, node: Node) -> float:
         return self.usd_per_device_h * node.num_devices
@@ -78,9 +81,40 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    name: str
+    quota_usd_per_h: float = 0.0
+    """Most that its jobs may cost together; 0 for no limit."""
+    weight: float = 1.0
+    """Share of what is free among tenants whose jobs wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How the cluster is shared; the defaults are the paper's semantics with the interval rule."""
+
+    rule: str = "interval"
+    """'interval', or 'paper': Algorithm 1 of RollMux to the letter."""
+    margin: float = 0.0
+    """Fraction by which planned periods of shared groups are taken longer."""
+    max_members: int = 0
+    """Jobs in one group; 0 for no limit."""
+    ageing_s: float = 0.0
+    """Waiting time that counts as one step of priority; 0 for none."""
+    rebalance: bool = False
+    """Whether jobs are moved when that saves money."""
+    payback_s: float = 3600.0
+    """A move must earn its price within this time."""
+    drift_quantile: float = 0.0
+    """Quantile of observed phase times that is held against the plan; 0 for no tracking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     pools: tuple[NodePool, ...]
     links: tuple[Link, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    policy: Policy = Policy()
 
     def pool(self, name: str) -> NodePool:
         for pool in self.pools:

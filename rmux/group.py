@@ -42,6 +42,23 @@ class Member:
     profile: JobProfile
     placement: Placement
     state: JobState = JobState.PLACED
+    max_staleness: int = 0
+    max_repeats: int = 1
+    tenant: str = ""
+    priority: int = 0
+    movable: bool = True
+
+    @property
+    def solo_s(self) -> float:
+        """Planned seconds per iteration alone on these devices.
+
+        One step off-policy, the next rollout runs beside this train: two iterations then overlap,
+        so a loop of rollout, train and sync gives two per turn, and each device gives one per use.
+        """
+        if not self.max_staleness:
+            return self.profile.solo_s
+        rollout_s, train_s = self.profile.rollout.planned_s, self.profile.train.planned_s
+        return max(rollout_s, train_s, self.profile.solo_s / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +72,16 @@ class CoExecGroup:
     rotation_version: int = 1
     desired: str = "run"
     """'run' or 'down'."""
+    turns: tuple[JobId, ...] = ()
+    """The jobs of one round in their cyclic order; one with k iterations a round stands k times.
+    Empty: every member once, in the order of `members`."""
+
+    @property
+    def round(self) -> tuple[JobId, ...]:
+        """`turns` as they hold: without who left, who joined at the end."""
+        here = {member.job_id for member in self.members}
+        kept = tuple(job for job in self.turns if job in here)
+        return kept + tuple(m.job_id for m in self.members if m.job_id not in kept)
 
     def member(self, job_id: JobId) -> Member:
         for member in self.members:
@@ -76,6 +103,8 @@ class Assignment:
     placement: Placement
     added_nodes: tuple[NodeId, ...] = ()
     removed_nodes: tuple[NodeId, ...] = ()
+    turns: tuple[JobId, ...] = ()
+    """The group's round from now on; empty appends the job to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +134,22 @@ class ClusterState:
         held = {node for group in self.groups for node in group.nodes}
         pool = self.cluster.pool(pool_name)
         return tuple(node for node in pool.nodes if node.id not in held and not node.drained)
+
+
+def member_of(spec: JobSpec, profile: JobProfile, *, job_id: JobId, placement: Placement) -> Member:
+    """The member that a job becomes at this placement."""
+    return Member(
+        job_id=job_id,
+        name=spec.name,
+        slo=spec.slo,
+        profile=profile,
+        placement=placement,
+        max_staleness=spec.max_staleness,
+        max_repeats=spec.max_repeats,
+        tenant=spec.tenant,
+        priority=spec.priority,
+        movable=spec.movable,
+    )
 
 
 def nodes_of(devices: Iterable[DeviceId]) -> tuple[NodeId, ...]:

@@ -150,6 +150,16 @@ class JobSpec:
     """Attempts after the first before a failing job is given up."""
     restart_hold_s: float = 120.0
     """How long a failed job keeps its place."""
+    tenant: str = ""
+    """Whose quota and weight it counts against; empty for nobody's."""
+    priority: int = 0
+    """Among waiting jobs the higher goes first."""
+    deadline_s: float = 0.0
+    """Wanted end, counted from submission; 0 for none."""
+    max_repeats: int = 1
+    """Iterations that a plan may fit into one round of the group; 1 is strict round-robin."""
+    movable: bool = True
+    """Whether a rebalance may move it to another group."""
     model_path: str = ""
     task_module: str = ""
     """'file.py:name' of the prompt source; called as name(rng, count) -> list[str]."""

@@ -38,6 +38,23 @@ __all__ = [
 ]
 
 
+_NOT_TIMED = (
+    "name",
+    "iterations",
+    "seed",
+    "slo",
+    "restart_limit",
+    "restart_hold_s",
+    "tenant",
+    "priority",
+    "deadline_s",
+    "max_repeats",
+    "movable",
+    "labels",
+)
+"""What changes no phase time."""
+
+
 def load_spec(path: Path | str) -> JobSpec:
     """The job the file describes; its paths are taken from the file's folder.
 
@@ -92,7 +109,7 @@ def spec_hash(spec: JobSpec) -> str:
     import xxhash
 
     document = spec_document(spec)
-    for key in ("name", "iterations", "seed", "slo", "restart_limit", "restart_hold_s", "labels"):
+    for key in _NOT_TIMED:
         del document[key]
     for key in ("learning_rate", "clip_low", "clip_high", "max_grad_norm"):
         del document["train"][key]
@@ -183,7 +200,10 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
     rollout = file.rollout.model_dump()
     rollout["kv_cache_bytes"] = rollout.pop("kv_cache")
     top = file.model_dump(
-        include={"name", "iterations", "seed", "max_staleness", "slo", "restart_limit"}
+        include={
+            *("name", "iterations", "seed", "max_staleness", "slo", "restart_limit"),
+            *("tenant", "priority", "max_repeats", "movable"),
+        }
     )
     return JobSpec(
         **top,
@@ -192,6 +212,7 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
         python=absolute(file.python) if file.python and "/" in file.python else file.python,
         engine=Engine(file.engine),
         restart_hold_s=file.restart_hold,
+        deadline_s=file.deadline,
         model_path=absolute(file.model.path),
         task_module=function(file.task.prompts),
         rollout=RolloutSpec(**rollout),

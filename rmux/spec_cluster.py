@@ -6,10 +6,16 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 
-from rmux.cluster import Cluster, Link, Node, NodePool, PoolKind
+from rmux.cluster import Cluster, Link, Node, NodePool, Policy, PoolKind, Tenant
 from rmux.errors import SpecError
 from rmux.ids import NodeId, PoolName
-from rmux.spec_models import MOST_DEVICES, ClusterFile, NodeSection
+from rmux.spec_models import (
+    MOST_DEVICES,
+    ClusterFile,
+    NodeSection,
+    PolicySection,
+    PoolSection,
+)
 from rmux.toml_lines import Location, nearest
 
 Fail = Callable[[Location, str], SpecError]
@@ -41,10 +47,31 @@ def cluster_of(file: ClusterFile, *, host: str, fail: Fail) -> Cluster:
                 hardware=pool.hardware,
                 usd_per_device_h=pool.usd_per_device_h,
                 nodes=nodes,
+                max_nodes=_max_nodes(pool, len(nodes), _at(("pools", name), fail)),
             )
         )
     _check_names(pools, fail)
-    return Cluster(pools=tuple(pools), links=tuple(_links(file, fail)))
+    return Cluster(
+        pools=tuple(pools),
+        links=tuple(_links(file, fail)),
+        tenants=tuple(
+            Tenant(name=name, quota_usd_per_h=one.quota_usd_per_h, weight=one.weight)
+            for name, one in file.tenants.items()
+        ),
+        policy=_policy(file.policy),
+    )
+
+
+def _max_nodes(pool: PoolSection, listed: int, fail: Fail) -> int:
+    if pool.max_nodes and pool.max_nodes < listed:
+        raise fail(("max_nodes",), f"max_nodes is {pool.max_nodes}, but {listed} nodes are listed")
+    return pool.max_nodes
+
+
+def _policy(section: PolicySection) -> Policy:
+    values = section.model_dump()
+    values["ageing_s"], values["payback_s"] = values.pop("ageing"), values.pop("payback")
+    return Policy(**values)
 
 
 def expand(name: str) -> list[str]:

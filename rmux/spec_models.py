@@ -154,6 +154,11 @@ class SpecFile(Section):
     slo: Annotated[float, AfterValidator(_slo)] = 2.0
     restart_limit: Annotated[int, Field(ge=0, le=_MOST)] = 3
     restart_hold: Duration = 120.0
+    tenant: Name | Literal[""] = ""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    deadline: Duration = 0.0
+    max_repeats: Annotated[int, Field(ge=1, le=16)] = 1
+    movable: bool = True
     labels: dict[str, str] = Field(default_factory=dict)
     model: ModelSection = Field(default_factory=ModelSection)
     task: TaskSection = Field(default_factory=TaskSection)
@@ -181,6 +186,7 @@ class PoolSection(Section):
     hardware: str
     usd_per_device_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)]
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
+    max_nodes: Annotated[int, Field(ge=0, le=_MOST)] = 0
 
 
 class LinkSection(Section):
@@ -189,6 +195,23 @@ class LinkSection(Section):
     rate: Rate
 
 
+class TenantSection(Section):
+    quota_usd_per_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)] = 0.0
+    weight: Annotated[float, Field(gt=0, le=_MOST_USD_PER_H)] = 1.0
+
+
+class PolicySection(Section):
+    rule: Literal["interval", "paper"] = "interval"
+    margin: Annotated[float, Field(ge=0, le=10)] = 0.0
+    max_members: Annotated[int, Field(ge=0, le=_MOST)] = 0
+    ageing: Duration = 0.0
+    rebalance: bool = False
+    payback: Annotated[Duration, Field(gt=0)] = 3600.0
+    drift_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class ClusterFile(Section):
     pools: Annotated[dict[Name, PoolSection], Field(min_length=1)]
     links: list[LinkSection] = Field(default_factory=list)
+    tenants: dict[Name, TenantSection] = Field(default_factory=dict)
+    policy: PolicySection = Field(default_factory=PolicySection)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from rmux.cluster import Link
 from rmux.errors import UserError
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, ClusterState, CoExecGroup, Member, Placement
+from rmux.group import Assignment, ClusterState, CoExecGroup, Member, Placement, member_of
 from rmux.ids import GroupId, JobId
 from rmux.job import JobSpec, Reason
 from rmux.place import candidates as places
@@ -93,13 +93,7 @@ class _Newcomer:
     job_id: JobId
 
     def at(self, placement: Placement) -> Member:
-        return Member(
-            job_id=self.job_id,
-            name=self.spec.name,
-            slo=self.spec.slo,
-            profile=self.profile,
-            placement=placement,
-        )
+        return member_of(self.spec, self.profile, job_id=self.job_id, placement=placement)
 
 
 class _Judge:

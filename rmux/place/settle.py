@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, ClusterState, CoExecGroup, Member
+from rmux.group import Assignment, ClusterState, CoExecGroup, member_of
 from rmux.ids import GroupId
 from rmux.job import JobSpec
 from rmux.place.admit import admit
@@ -45,13 +45,7 @@ def applied(
     state: ClusterState, assignment: Assignment, spec: JobSpec, profile: JobProfile
 ) -> ClusterState:
     """The state after an assignment, at the same revision."""
-    member = Member(
-        job_id=assignment.job_id,
-        name=spec.name,
-        slo=spec.slo,
-        profile=profile,
-        placement=assignment.placement,
-    )
+    member = member_of(spec, profile, job_id=assignment.job_id, placement=assignment.placement)
     pending = tuple(one for one in state.pending if one.job.id != assignment.job_id)
     if assignment.group_id is None:
         founded = CoExecGroup(

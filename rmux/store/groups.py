@@ -66,6 +66,10 @@ def apply(
             train=[str(device) for device in assignment.placement.train],
         )
     )
+    if assignment.turns:
+        conn.execute(
+            groups.update().where(groups.c.id == target).values(turns=list(assignment.turns))
+        )
     _check_owned(conn, target)
     stored_jobs.set_state(conn, job.id, JobState.PLACED)
     stored_jobs.update(conn, job.id, group_id=target)
@@ -152,6 +156,7 @@ def _load(conn: Conn, which: sa.ColumnElement[bool]) -> list[CoExecGroup]:
             nodes=tuple(nodes.get(row.id, ())),
             rotation_version=row.rotation_version,
             desired=row.desired,
+            turns=tuple(JobId(job) for job in row.turns),
         )
         for row in conn.execute(
             groups.select().where(which).order_by(groups.c.created_at, groups.c.id)
@@ -169,6 +174,11 @@ def _member_query(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
             jobs.c.name,
             jobs.c.state,
             sa.func.coalesce(jobs.c.spec["slo"].as_float(), 2.0).label("slo"),
+            sa.func.coalesce(jobs.c.spec["max_staleness"].as_integer(), 0).label("max_staleness"),
+            sa.func.coalesce(jobs.c.spec["max_repeats"].as_integer(), 1).label("max_repeats"),
+            sa.func.coalesce(jobs.c.spec["tenant"].as_string(), "").label("tenant"),
+            sa.func.coalesce(jobs.c.spec["priority"].as_integer(), 0).label("priority"),
+            sa.func.coalesce(jobs.c.spec["movable"].as_boolean(), sa.true()).label("movable"),
             profiles.c.document,
         )
         .join(groups, groups.c.id == members.c.group_id)
@@ -190,6 +200,11 @@ def _member(row: Any) -> Member:
             train=tuple(DeviceId.parse(text) for text in row.train),
         ),
         state=JobState(row.state),
+        max_staleness=row.max_staleness,
+        max_repeats=row.max_repeats,
+        tenant=row.tenant,
+        priority=row.priority,
+        movable=bool(row.movable),
     )
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rmux.cluster import Cluster, DeviceId, Link, Node, NodePool, PoolKind
+from rmux.cluster import Cluster, DeviceId, Link, Node, NodePool, Policy, PoolKind, Tenant
 from rmux.errors import ConflictError, NotFoundError
 from rmux.ids import GroupId, NodeId, PoolName
+from rmux.store.documents import from_document
 from rmux.store.engine import Conn
 from rmux.store.revision import bump
-from rmux.store.schema import group_nodes, links, members, nodes, pools
+from rmux.store.schema import group_nodes, links, members, nodes, pools, sharing
 
 
 def save(conn: Conn, cluster: Cluster, *, replace: bool = False) -> bool:
@@ -50,6 +51,7 @@ def load(conn: Conn) -> Cluster:
                 hardware=row.hardware,
                 usd_per_device_h=row.usd_per_device_h,
                 nodes=tuple(by_pool.get(row.name, ())),
+                max_nodes=row.max_nodes,
             )
             for row in conn.execute(pools.select().order_by(pools.c.position, pools.c.name))
         ),
@@ -57,6 +59,7 @@ def load(conn: Conn) -> Cluster:
             Link(source=PoolName(row.source), target=PoolName(row.target), rate_bps=row.rate_bps)
             for row in conn.execute(links.select().order_by(links.c.source, links.c.target))
         ),
+        **_sharing(conn),
     )
 
 
@@ -68,7 +71,8 @@ def remove(conn: Conn, name: str) -> None:
     names = {pool.name for pool in kept}
     save(
         conn,
-        Cluster(
+        dataclasses.replace(
+            cluster,
             pools=kept,
             links=tuple(link for link in cluster.links if {link.source, link.target} <= names),
         ),
@@ -98,11 +102,18 @@ def _merged(before: Cluster, new: Cluster, *, replace: bool) -> Cluster:
     drained = {node.id: node.drained for node in _nodes(before)}
     fresh = {pool.name: _with_drained(pool, drained) for pool in new.pools}
     if replace:
-        return Cluster(pools=tuple(fresh.values()), links=_sorted(new.links))
+        return dataclasses.replace(new, pools=tuple(fresh.values()), links=_sorted(new.links))
     kept = [fresh.pop(pool.name, pool) for pool in before.pools]
     ends = {frozenset((link.source, link.target)) for link in new.links}
     old = [link for link in before.links if frozenset((link.source, link.target)) not in ends]
-    return Cluster(pools=(*kept, *fresh.values()), links=_sorted((*old, *new.links)))
+    tenants = {tenant.name: tenant for tenant in (*before.tenants, *new.tenants)}
+    return Cluster(
+        pools=(*kept, *fresh.values()),
+        links=_sorted((*old, *new.links)),
+        tenants=tuple(tenants.values()),
+        # A file that says nothing of it leaves it.
+        policy=before.policy if new.policy == Policy() else new.policy,
+    )
 
 
 def _sorted(found: tuple[Link, ...]) -> tuple[Link, ...]:
@@ -169,6 +180,7 @@ def _write(conn: Conn, cluster: Cluster) -> None:
             "kind": pool.kind.value,
             "hardware": pool.hardware,
             "usd_per_device_h": pool.usd_per_device_h,
+            "max_nodes": pool.max_nodes,
         }
         if pool.name in known_pools:
             conn.execute(pools.update().where(pools.c.name == pool.name).values(values))
@@ -183,6 +195,24 @@ def _write(conn: Conn, cluster: Cluster) -> None:
                 conn.execute(nodes.insert().values(id=node.id, **row))
     for link in cluster.links:
         conn.execute(links.insert().values(dataclasses.asdict(link)))
+    conn.execute(sharing.delete())
+    conn.execute(
+        sharing.insert().values(
+            id=1,
+            policy=dataclasses.asdict(cluster.policy),
+            tenants=[dataclasses.asdict(tenant) for tenant in cluster.tenants],
+        )
+    )
+
+
+def _sharing(conn: Conn) -> dict[str, Any]:
+    row = conn.execute(sharing.select()).first()
+    if row is None:
+        return {}
+    return {
+        "policy": from_document(Policy, row.policy),
+        "tenants": tuple(from_document(Tenant, one) for one in row.tenants),
+    }
 
 
 def _row(node: Node, position: int) -> dict[str, Any]:

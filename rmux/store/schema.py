@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every schema this rmux knows, oldest first; the last is the one it works with."""
 
 HEAD = REVISIONS[-1]
@@ -57,7 +57,17 @@ pools = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("hardware", sa.Text, nullable=False),
     sa.Column("usd_per_device_h", sa.Double, nullable=False),
+    sa.Column("max_nodes", sa.Integer, nullable=False, server_default="0"),
 )
+
+sharing = sa.Table(
+    "sharing",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("policy", sa.JSON, nullable=False),
+    sa.Column("tenants", sa.JSON, nullable=False),
+)
+"""One row at most: how the cluster is shared, and by whom."""
 
 nodes = sa.Table(
     "nodes",
@@ -102,6 +112,7 @@ groups = sa.Table(
     sa.Column("desired", sa.Text, nullable=False),
     sa.Column("rotation_version", sa.Integer, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("turns", sa.JSON, nullable=False, server_default="[]"),
 )
 
 jobs = sa.Table(

@@ -87,8 +87,8 @@ def test_a_store_ahead_of_the_tool_names_both_versions(path):
 
 
 def test_a_store_behind_the_tool_says_how_to_bring_it_up(path, monkeypatch):
-    monkeypatch.setattr("rmux.store.engine.HEAD", "0002")
-    with pytest.raises(StoreVersionError, match=r"schema 0001; .* needs 0002") as caught:
+    monkeypatch.setattr("rmux.store.engine.HEAD", "0998")
+    with pytest.raises(StoreVersionError, match=rf"schema {HEAD}; .* needs 0998") as caught:
         Store.open(f"sqlite:///{path}")
     assert caught.value.hint == "rmux store migrate"
 

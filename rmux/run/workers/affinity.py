@@ -16,7 +16,18 @@ _TASKS = Path("/proc/self/task")
 
 
 def threads() -> list[int]:
-    """Kernel ids of this process's threads."""
+    """Kernel ids of this process's threads.
+
+    The kernel cuts a listing short at a thread that ends while it is read, so one counts only when
+    the next says the same.
+    """
+    seen = _listed()
+    while (now := _listed()) != seen:
+        seen = now
+    return seen
+
+
+def _listed() -> list[int]:
     return [int(entry.name) for entry in _TASKS.iterdir()]
 
 

@@ -15,6 +15,7 @@ from rmux import spec
 from rmux.cli.exit_codes import ExitCode
 from rmux.cli.mounts import command_tree
 from rmux.config import KEYS
+from rmux.events import EventType
 from rmux.spec_models import ClusterFile, LinkSection, NodeSection, PoolSection, SpecFile
 
 ROOT = Path(rmux.__file__).resolve().parent.parent
@@ -53,6 +54,11 @@ def test_the_pages_are_those_that_the_commands_make():
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_every_type_of_event_stands_in_its_page():
+    page = plain("man5/rmux-events.5")
+    assert [kind for kind in EventType if f".B {kind}\n" not in page] == []
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)

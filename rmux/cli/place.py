@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmux.cli.exit_codes import ExitCode
-from rmux.cli.options import SpecPath, session
+from rmux.cli.options import FlatVerbGroup, SpecPath, session
 from rmux.cli.wiring import ids, open_store
 from rmux.errors import UserError
 
 if TYPE_CHECKING:
     from rmux.job import JobSpec
 
-app = typer.Typer(help="Show where a job would go, what it costs and who gets slower.")
+
+class PlaceGroup(FlatVerbGroup):
+    """`rmux place SPEC` means `rmux place plan SPEC`."""
+
+    flat_verb = "plan"
+
+
+app = typer.Typer(cls=PlaceGroup)
 
 Slo = Annotated[
     float | None,
@@ -32,8 +39,13 @@ Margin = Annotated[
 ]
 
 
-@app.command("place")
-def place(
+@app.callback()
+def place() -> None:
+    """Show where a job would go, what it costs and who gets slower."""
+
+
+@app.command("plan")
+def plan(
     ctx: typer.Context,
     spec: SpecPath,
     explain: Annotated[

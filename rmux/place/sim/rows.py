@@ -22,7 +22,7 @@ from rmux.errors import UserError
 from rmux.place.sim.columns import Source, find
 
 MOST_ROWS = 5_000_000
-_CHUNK = 50_000
+_CHUNK = 4_096
 _LONGEST_NAME = 200
 
 _Range = tuple[float, float, bool]
@@ -179,6 +179,12 @@ def _checked(lines: list[int], cells: _Cells, name: str) -> Chunk:
 
 def _texts(key: str, raw: list[Any], lines: list[int], name: str) -> list[str]:
     words: list[str] = []
+    if all(type(value) is str for value in raw):
+        words = list(map(str.strip, raw))
+        short = max(map(len, words)) <= _LONGEST_NAME
+        if short and "".join(words).isprintable() and (key != "job" or all(words)):
+            return words
+        words.clear()
     for line, value in zip(lines, raw, strict=True):
         word = "" if value is None else value.strip() if isinstance(value, str) else str(value)
         if isinstance(value, dict | list | bool):
@@ -197,7 +203,9 @@ def _numbers(
     """NaN where an optional value is missing."""
     least, most, whole = NUMBERS[key]
     try:
-        values = np.array([_plain(value) for value in raw])
+        # JSON's true and false are no numbers, though Python takes them for such.
+        plain = float if isinstance(raw[0], str) else _plain
+        values = np.array(list(map(plain, raw)))
     except (ValueError, TypeError, OverflowError):
         values = _one_by_one(key, raw, lines, name)
     with np.errstate(over="ignore"):

@@ -131,24 +131,28 @@ class Workload(Sequence[SimJob]):
         mix, size = self._kinds[self._drawn[index]]
         name = trace.jobs[index]
         iterations, priority = trace["iterations"][index], trace["priority"][index]
-        nodes = int(self._nodes[index])
+        nodes, duration_s = int(self._nodes[index]), float(trace["duration_s"][index])
+        rollout_s, train_s = float(self._rollout_s[index]), float(self._train_s[index])
+        sync_s = float(self._sync_s[index])
+        if math.isnan(iterations):
+            iterations = max(1, round(duration_s / (rollout_s + train_s + sync_s)))
         return SimJob(
             id=JobId(name),
             arrival_s=float(self._arrival_s[index]),
-            duration_s=float(trace["duration_s"][index]),
+            duration_s=duration_s,
             spec=JobSpec(
                 name=name,
                 slo=float(self._slo[index]),
                 tenant=trace.tenants[index],
                 priority=0 if math.isnan(priority) else int(priority),
-                iterations=1 if math.isnan(iterations) else int(iterations),
+                iterations=int(iterations),
                 rollout=RolloutSpec(devices=nodes),
                 train=TrainSpec(devices=nodes),
             ),
             profile=profile_of(
-                float(self._rollout_s[index]),
-                float(self._train_s[index]),
-                sync_s=float(self._sync_s[index]),
+                rollout_s,
+                train_s,
+                sync_s=sync_s,
                 size=size,
                 with_memory=self.drawing.with_memory,
             ),

@@ -1,0 +1,102 @@
+"""Strict order without events: the same milliseconds as the engine."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rmux.estimate import PhaseEstimate
+from rmux.group import CoExecGroup
+from rmux.ids import JobId
+from rmux.place.period import period
+from rmux.place.sim import recurrence
+from rmux.place.sim.durations import Fixed, Jittered
+from rmux.place.sim.engine import Options, run
+from rmux.place.sim.recurrence import Recurrence
+
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def random_group(lab, rng: random.Random) -> CoExecGroup:
+    nodes = [f"r{n}" for n in range(4)]
+    members = []
+    for n in range(rng.randint(1, 5)):
+        member = lab.member(
+            f"m{n}",
+            rng.uniform(1, 20),
+            rng.uniform(1, 20),
+            tuple(rng.sample(nodes, rng.randint(1, len(nodes)))),
+            sync_s=rng.choice((0.0, 2.5)),
+            checkpoint_s=rng.choice((0.0, 0.3)),
+        )
+        train = PhaseEstimate(worst_s=rng.uniform(1, 20), expected_s=1.0, switch_s=0.4)
+        members.append(replace(member, profile=replace(member.profile, train=train)))
+    return lab.group(*members)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(QUICK, max_examples=30)
+def test_random_durations_give_the_milliseconds_of_the_engine(lab, seed):
+    group = random_group(lab, random.Random(seed))
+    durations = Jittered(Fixed(), 0.5)
+    fast = recurrence.times(group, iterations=12, durations=durations, seed=seed)
+    slow = run([group], Options(iterations=12, durations=durations, seed=seed))
+    for job_id, times in slow.jobs.items():
+        assert fast[job_id] == list(times.iterations)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(QUICK, max_examples=60)
+def test_fixed_durations_come_to_the_period_of_the_order(lab, seed):
+    rng = random.Random(seed)
+    nodes = [f"r{n}" for n in range(4)]
+    members = [
+        lab.member(
+            f"m{n}",
+            rng.randint(1, 20),
+            rng.randint(1, 20),
+            tuple(rng.sample(nodes, rng.randint(1, len(nodes)))),
+        )
+        for n in range(rng.randint(1, 5))
+    ]
+    order = [member.job_id for member in members]
+    expected_ms = 1000 * period(members, order=order).period_s
+    times = recurrence.times(lab.group(*members), iterations=200, durations=Fixed())
+    for iterations in times.values():
+        ends = [one.end_ms for one in iterations]
+        gaps = {(ends[-1] - ends[-1 - n]) - n * expected_ms for n in range(1, 13)}
+        assert min(map(abs, gaps)) < 1e-6
+
+
+def test_a_member_that_joins_is_ready_no_earlier_than_told_and_the_others_keep_their_times(lab):
+    first, second = lab.member("a", 5, 3), lab.member("b", 4, 2)
+    phases = recurrence.drawn(Fixed(), seed=0)
+    one = Recurrence()
+    one.set_members([first])
+    assert [times.end_ms for _, times in one.go_round(phases)] == [8000]
+    one.set_members([first, second], ready_ms=9000)
+    done = dict(one.go_round(phases))
+    assert done[JobId("j-a")].rollout_ms == 8000
+    assert done[JobId("j-b")].rollout_ms == 13_000  # when the first has left the rollout node
+    assert one.finished(JobId("j-a")) == 2
+
+
+def test_a_member_that_leaves_is_gone_from_the_next_round_on(lab):
+    first, second = lab.member("a", 5, 3), lab.member("b", 4, 2)
+    phases = recurrence.drawn(Fixed(), seed=0)
+    one = Recurrence()
+    one.set_members([first, second])
+    one.go_round(phases)
+    one.set_members([second])
+    assert [job for job, _ in one.go_round(phases)] == ["j-b"]
+
+
+def test_a_phase_takes_microseconds(lab):
+    members = [lab.member(f"m{n}", 5 + n, 3, ("r0", "r1")) for n in range(4)]
+    begun = time.perf_counter()
+    recurrence.times(lab.group(*members), iterations=1000, durations=Fixed())
+    assert (time.perf_counter() - begun) / 8000 < 50e-6  # 1.5 us on an idle core

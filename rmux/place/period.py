@@ -1,32 +1,57 @@
 """How long one round of a group takes: one number that all its members share.
 
-In a strict cyclic order every member runs once per round. With rollout r, train t (both with the
-switch) and s off the devices, a job alone needs r+t+s, and a device needs the sum of what it runs.
-The largest of these terms is the exact period, whatever the order, where rollout device sets are
-pairwise equal or disjoint, the train devices are shared, and there is room for s: the terms still
-bind when s is charged to the train devices, or to the rollout devices. Elsewhere it is only a lower
-bound (device sets that overlap in part; full devices and much sync: 1+1, 2+2 and 1+1+2 s on one
-pair take 4.5 s, not 4). There the period is the maximum cycle mean of the event graph, of the given
-cyclic order or of the best one.
+In a strict cyclic order every member runs once per round, or k times where its spec allows it. With
+rollout r, train t (both with the switch) and s off the devices, a job alone needs r+t+s, or
+max(r, t, (r+t+s)/2) one step off-policy, and a device needs the sum of what it runs. The largest of
+these terms is a lower bound in any order. It is exact, in every order of one turn each, where
+
+* rollout device sets are pairwise equal or disjoint, and the train devices are the same for all;
+* there is room for s: on a circle of that length the trains, each with a gap after it, fit, where
+  the gap of a job that shares its rollout devices is what s plus their load exceed the circle by
+  (two circles one step off-policy).
+
+Proof: lay the trains on the circle in order, with their gaps. The rollout starts then obey bounds
+on differences, and the only contradiction there could be is that a train, its s and the rollouts
+from that job to another one of the same devices take longer than a circle and the time between the
+two trains; the gap excludes it. Elsewhere the term is only a lower bound: sets that overlap in
+part, full devices and much sync (1+1, 2+2 and 1+1+2 s on one pair take 4.5 s, not 4), several turns
+a round. There the period is that of the event graph, of the given cyclic order or of the best one.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
+from operator import attrgetter
 
 from rmux.cluster import DeviceId
-from rmux.errors import InternalError
+from rmux.errors import InternalError, NotFoundError
 from rmux.group import Member
 from rmux.ids import JobId
+from rmux.place.event_graph import (
+    CLOSE,
+    EventGraph,
+    Order,
+    atoms,
+    best_order,
+    heaviest_clique,
+    rings_of,
+)
 
-EXHAUSTIVE_UP_TO = 6
-"""Jobs for which every cyclic order is tried; beyond, exchanges improve the given order."""
+__all__ = ["CLOSE", "Loop", "Period", "Term", "best_round", "heaviest_clique_s", "is_closed_form"]
+__all__ += ["is_saturated", "largest_load_s", "largest_term", "loop_of", "overlaps", "period"]
+__all__ += ["period_of"]
 
-CLOSE = 1 + 1e-9
-"""Seconds that differ by less than this factor are equal."""
+MOST_TURNS = 12
+"""Turns of a round in which jobs are repeated."""
+
+MOST_ROUNDS = 24
+"""Ways to repeat jobs whose orders are searched, most promising first."""
+
+_Devices = frozenset[DeviceId]
+_BY_NAME = attrgetter("node", "index")
 
 
 class Term(StrEnum):
@@ -48,7 +73,14 @@ class Period:
     """The job of the binding cycle, the device of the binding load, or the jobs in order."""
     binding_s: float
     order: tuple[JobId, ...]
-    """The cyclic order it holds for."""
+    """The cyclic order it holds for; a job with k iterations a round stands k times."""
+
+    def iteration_s(self, job_id: JobId) -> float:
+        """Seconds per iteration of a job, averaged over a round. NotFoundError when it has none."""
+        turns = self.order.count(job_id)
+        if not turns:
+            raise NotFoundError(f"job {job_id} has no turn in the round")
+        return self.period_s / turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +91,22 @@ class Loop:
     rollout_s: float
     train_s: float
     off_device_s: float
+    """Sync and checkpoint: only the job itself waits for them."""
     rollout: frozenset[DeviceId]
     train: frozenset[DeviceId]
+    max_staleness: int = 0
+    """0: a rollout samples under the newest weights; 1: it may run beside the train before it."""
+    max_repeats: int = 1
+    """Most iterations in one round."""
 
     @property
     def solo_s(self) -> float:
-        return self.rollout_s + self.train_s + self.off_device_s
+        """Seconds per iteration alone: each device is held once, the loop passed once per weights
+        it waits for."""
+        whole_s = self.rollout_s + self.train_s + self.off_device_s
+        if not self.max_staleness:
+            return whole_s
+        return max(self.rollout_s, self.train_s, whole_s / (1 + self.max_staleness))
 
 
 def loop_of(member: Member) -> Loop:
@@ -73,9 +115,17 @@ def loop_of(member: Member) -> Loop:
         rollout_s=member.profile.rollout.planned_s,
         train_s=member.profile.train.planned_s,
         off_device_s=member.profile.off_device_s,
-        rollout=frozenset(member.placement.rollout),
-        train=frozenset(member.placement.train),
+        rollout=_devices(member.placement.rollout),
+        train=_devices(member.placement.train),
+        max_staleness=member.max_staleness,
+        max_repeats=member.max_repeats,
     )
+
+
+@lru_cache(maxsize=2**14)
+def _devices(held: tuple[DeviceId, ...]) -> _Devices:
+    """One object for equal devices: comparing it with itself costs nothing."""
+    return frozenset(held)
 
 
 def period(members: Iterable[Member], *, order: Sequence[JobId] | None = None) -> Period:
@@ -84,193 +134,265 @@ def period(members: Iterable[Member], *, order: Sequence[JobId] | None = None) -
 
 
 def period_of(loops: Sequence[Loop], *, order: Sequence[JobId] | None = None) -> Period:
-    """`period` of bare loops."""
+    """`period` of bare loops. `order` names every one of them, k times for k turns a round."""
     if not loops:
         raise InternalError("a group without members has no period")
     if order is not None:
-        loops = sorted(loops, key=lambda loop: order.index(loop.job_id))
-    bound = largest_term(loops)
-    if is_closed_form(loops, bound.period_s):
-        return bound
-    if order is not None:
-        return _ordered(loops, bound, _cycle_mean(loops, bound.period_s))
-    goal_s = max(bound.period_s, heaviest_clique_s(loops)) * CLOSE
-    found_s, best = _search(loops, bound.period_s, goal_s)
-    return _ordered(best, bound, found_s)
+        here = {loop.job_id: index for index, loop in enumerate(loops)}
+        turns = tuple([here[job] for job in order if job in here])
+        if len(set(turns)) < len(loops):
+            raise InternalError("an order must have a turn for every member")
+        if len(turns) > len(loops):
+            return _Round.of(loops, turns).as_given()
+        loops = [loops[index] for index in turns]
+    terms = _Terms(loops)
+    if terms.is_exact():
+        return terms.bound
+    once = _Round.of(loops, tuple(range(len(loops))), bound=terms.bound)
+    return once.as_given() if order is not None else once.period(*once.best())
+
+
+def best_round(loops: Sequence[Loop], *, caps_s: Mapping[JobId, float] | None = None) -> Period:
+    """The best cyclic order, with jobs repeated up to their `max_repeats` where that helps.
+
+    `caps_s` are the longest iterations the jobs accept, seconds; without it none may get slower
+    than with one turn each. A round with repeats has a job that runs once, and at most `MOST_TURNS`
+    turns. It is taken when it keeps every cap and one turn each would break some, or would use
+    fewer device-seconds per second; of several the one that uses most, then of fewest turns.
+    """
+    plain = period_of(loops)
+    if plain.period_s == 0 or all(loop.max_repeats == 1 for loop in loops):
+        return plain
+    if caps_s is None:
+        caps_s = dict.fromkeys((loop.job_id for loop in loops), plain.period_s)
+    caps = [caps_s.get(loop.job_id, float("inf")) * CLOSE for loop in loops]
+    best, best_use = plain, 0.0
+    if plain.period_s <= min(caps):
+        best_use = _work_s(loops, [1] * len(loops)) / plain.period_s
+    for promised, counts in _promising(loops, caps)[:MOST_ROUNDS]:
+        if promised <= best_use * CLOSE:
+            break  # the others promise less still
+        work_s = _work_s(loops, counts)
+        limit_s = min(count * cap for count, cap in zip(counts, caps, strict=True))
+        if best_use:
+            limit_s = min(limit_s, work_s / (best_use * CLOSE))
+        some = _Round.of(loops, _spread(counts))
+        found_s, order = some.best(cutoff_s=limit_s * CLOSE)
+        if found_s <= limit_s:
+            best, best_use = some.period(found_s, order), work_s / found_s
+    return best
 
 
 def largest_term(loops: Sequence[Loop]) -> Period:
     """The largest job loop or device load: a lower bound, and often exact."""
-    longest = max(loops, key=lambda loop: loop.solo_s)
-    terms = [(longest.solo_s, Term.CYCLE, str(longest.job_id)), *_load_terms(loops)]
-    value_s, term, subject = max(terms, key=lambda item: item[0])
-    return Period(
-        period_s=value_s,
-        binding=term,
-        subject=subject,
-        binding_s=value_s,
-        order=tuple(loop.job_id for loop in loops),
-    )
+    return _Terms(loops).bound
 
 
 def largest_load_s(loops: Sequence[Loop]) -> float:
     """Seconds per round on the busiest device of either pool."""
-    return max(value_s for value_s, _, _ in _load_terms(loops))
+    terms = _Terms(loops)
+    return max(_busiest(terms.rollout)[0], _busiest(terms.train)[0])
 
 
-def _load_terms(loops: Sequence[Loop]) -> Iterator[tuple[float, Term, str]]:
-    for term, loads in (
-        (Term.ROLLOUT_LOAD, device_loads_s((loop.rollout, loop.rollout_s) for loop in loops)),
-        (Term.TRAIN_LOAD, device_loads_s((loop.train, loop.train_s) for loop in loops)),
-    ):
-        if loads:
-            device = max(sorted(loads), key=lambda key: loads[key])
-            yield loads[device], term, str(device)
+def is_saturated(loops: Sequence[Loop]) -> bool:
+    """Whether the busiest device has no idle time beside the longest loop: load >= cycle."""
+    return largest_load_s(loops) * CLOSE >= max(loop.solo_s for loop in loops)
 
 
-def device_loads_s(uses: Iterable[tuple[frozenset[DeviceId], float]]) -> dict[DeviceId, float]:
-    """Seconds per round on each device."""
-    loads: dict[DeviceId, float] = {}
-    for devices, seconds in uses:
-        for device in devices:
-            loads[device] = loads.get(device, 0.0) + seconds
-    return loads
-
-
-def is_closed_form(loops: Sequence[Loop], bound_s: float) -> bool:
-    """Whether the largest term is known to be the period."""
-    return not overlaps(loops) and any(
-        max(loads.values(), default=0.0) <= bound_s * CLOSE
-        for loads in (
-            device_loads_s((loop.train, loop.train_s + loop.off_device_s) for loop in loops),
-            device_loads_s((loop.rollout, loop.rollout_s + loop.off_device_s) for loop in loops),
-        )
-    )
+def is_closed_form(loops: Sequence[Loop]) -> bool:
+    """Whether the largest term is known to be the period, in every order of one turn each."""
+    return _Terms(loops).is_exact()
 
 
 def overlaps(loops: Sequence[Loop]) -> bool:
     """Whether rollout device sets overlap in part, or train device sets differ."""
-    if any(loop.train != loops[0].train for loop in loops):
-        return True
-    sets = {loop.rollout for loop in loops}
-    return sum(map(len, sets)) != len(frozenset().union(*sets))
+    terms = _Terms(loops)
+    return len(terms.train) > 1 or not _are_disjoint(terms.rollout)
 
 
 def heaviest_clique_s(loops: Sequence[Loop]) -> float:
     """Largest sum of rollouts that pairwise share a device and so run one after the other."""
-
-    def grow(chosen: list[Loop], rest: Sequence[Loop]) -> float:
-        best = sum(loop.rollout_s for loop in chosen)
-        for index, loop in enumerate(rest):
-            if all(loop.rollout & other.rollout for other in chosen):
-                best = max(best, grow([*chosen, loop], rest[index + 1 :]))
-        return best
-
-    return grow([], loops)
+    rings = rings_of(loop.rollout for loop in loops)
+    return heaviest_clique(rings, [loop.rollout_s for loop in loops])
 
 
-def _search(loops: Sequence[Loop], bound_s: float, goal_s: float) -> tuple[float, Sequence[Loop]]:
-    """(period, order): the best of all cyclic orders, or the best that exchanges lead to."""
-    best: Sequence[Loop] = loops
-    best_s = _cycle_mean(best, bound_s)
-    improved = True
-    while improved and best_s > goal_s:
-        improved = False
-        for candidate in _neighbours(best):
-            candidate_s = _cycle_mean(candidate, bound_s)
-            if candidate_s * CLOSE < best_s:
-                best, best_s, improved = candidate, candidate_s, True
-            if best_s <= goal_s:
-                break
-        # Every order was tried in the one pass of a small group.
-        improved = improved and len(loops) > EXHAUSTIVE_UP_TO
-    return best_s, best
+class _Terms:
+    """The terms of loops with one turn each. Seconds by device set, as sets are few."""
+
+    __slots__ = ("bound", "loops", "rollout", "train")
+
+    def __init__(self, loops: Sequence[Loop]) -> None:
+        self.loops = loops
+        self.rollout: dict[_Devices, float] = {}
+        self.train: dict[_Devices, float] = {}
+        rollout, train = self.rollout, self.train
+        longest, value_s = loops[0], -1.0
+        for loop in loops:
+            rollout[loop.rollout] = rollout.get(loop.rollout, 0.0) + loop.rollout_s
+            train[loop.train] = train.get(loop.train, 0.0) + loop.train_s
+            solo_s = loop.solo_s
+            if solo_s > value_s:
+                longest, value_s = loop, solo_s
+        term, subject = Term.CYCLE, str(longest.job_id)
+        for pool, sets in ((Term.ROLLOUT_LOAD, rollout), (Term.TRAIN_LOAD, train)):
+            load_s, devices = _busiest(sets)
+            if load_s > value_s:
+                term, value_s = pool, load_s
+                subject = str(min(devices, key=_BY_NAME))
+        self.bound = Period(
+            period_s=value_s,
+            binding=term,
+            subject=subject,
+            binding_s=value_s,
+            order=tuple([loop.job_id for loop in loops]),
+        )
+
+    def is_exact(self) -> bool:
+        """The condition of the module's text; no load exceeds the bound."""
+        if len(self.train) > 1 or not _are_disjoint(self.rollout):
+            return False
+        circle_s = self.bound.period_s
+        gaps_s = 0.0
+        for loop in self.loops:
+            if loop.off_device_s > 0:
+                excess_s = loop.off_device_s + self.rollout[loop.rollout]
+                excess_s -= (1 + loop.max_staleness) * circle_s
+                if excess_s > 0 and self._is_shared(loop):
+                    gaps_s += excess_s
+        return sum(self.train.values()) + gaps_s <= circle_s * CLOSE
+
+    def _is_shared(self, loop: Loop) -> bool:
+        return any(one is not loop and one.rollout == loop.rollout for one in self.loops)
 
 
-def _neighbours(loops: Sequence[Loop]) -> Iterator[list[Loop]]:
-    first, *rest = loops
-    if len(loops) <= EXHAUSTIVE_UP_TO:
-        yield from ([first, *order] for order in itertools.permutations(rest))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """Loops, and the turns each has in a round."""
+
+    loops: Sequence[Loop]
+    turns: Order
+    graph: EventGraph
+    bound: Period
+    """The largest term of such a round."""
+
+    @staticmethod
+    def of(loops: Sequence[Loop], turns: Order, *, bound: Period | None = None) -> _Round:
+        if bound is None:
+            bound = largest_term(_times(loops, [turns.count(job) for job in range(len(loops))]))
+        graph = EventGraph(
+            rollout_s=tuple([loop.rollout_s for loop in loops]),
+            train_s=tuple([loop.train_s for loop in loops]),
+            off_device_s=tuple([loop.off_device_s for loop in loops]),
+            max_staleness=tuple([loop.max_staleness for loop in loops]),
+            rollout_rings=rings_of(loop.rollout for loop in loops),
+            train_rings=rings_of(loop.train for loop in loops),
+        )
+        return _Round(loops=loops, turns=turns, graph=graph, bound=bound)
+
+    def best(self, *, cutoff_s: float = float("inf")) -> tuple[float, Order]:
+        """(period, order) of the best order; stops at the heaviest clique, as no order is better.
+
+        Seconds from `cutoff_s` on are only a lower bound.
+        """
+        graph, counts = self.graph, [self.turns.count(job) for job in range(len(self.loops))]
+        goal_s = self.bound.period_s
+        for rings, once_s in (
+            (graph.rollout_rings, graph.rollout_s),
+            (graph.train_rings, graph.train_s),
+        ):
+            seconds = [count * one_s for count, one_s in zip(counts, once_s, strict=True)]
+            goal_s = max(goal_s, heaviest_clique(rings, seconds))
+        return best_order(graph, self.turns, goal_s=goal_s, cutoff_s=cutoff_s)
+
+    def as_given(self) -> Period:
+        found_s = self.graph.cycle_mean_s(self.turns, floor_s=self.bound.period_s)
+        return self.period(found_s, self.turns)
+
+    def period(self, period_s: float, order: Order) -> Period:
+        jobs = tuple([self.loops[index].job_id for index in order])
+        if period_s <= self.bound.period_s * CLOSE:
+            return replace(self.bound, order=jobs)
+        return Period(
+            period_s=period_s,
+            binding=Term.ORDER,
+            subject=", ".join(jobs),
+            binding_s=period_s,
+            order=jobs,
+        )
+
+
+def _promising(loops: Sequence[Loop], caps: Sequence[float]) -> list[tuple[float, tuple[int, ...]]]:
+    """(most device-seconds per second, turns of each job) of repeats that may keep every cap."""
+    # Some job runs once, so no round is longer than the longest cap.
+    longest_s = max(caps)
+    most = [loop.max_repeats for loop in loops]
+    if longest_s < float("inf"):
+        most = [
+            min(count, max(1, int(longest_s / max(loop.solo_s, 1e-9))))
+            for count, loop in zip(most, loops, strict=True)
+        ]
+    found = []
+    for counts in _counts(most, MOST_TURNS):
+        if min(counts) > 1 or max(counts) == 1:
+            continue
+        bound_s = largest_term(_times(loops, counts)).period_s
+        if bound_s <= min(count * cap for count, cap in zip(counts, caps, strict=True)):
+            found.append((_work_s(loops, counts) / bound_s, counts))
+    return sorted(found, key=lambda item: (-round(item[0], 9), sum(item[1]), item[1]))
+
+
+def _counts(most: Sequence[int], turns: int) -> Iterator[tuple[int, ...]]:
+    """Every choice of 1 to `most` turns of each job, with at most `turns` together."""
+    if not most:
+        yield ()
         return
-    for left, right in itertools.combinations(range(len(loops)), 2):
-        swapped = list(loops)
-        swapped[left], swapped[right] = swapped[right], swapped[left]
-        yield swapped
+    first, *rest = most
+    for count in range(1, min(first, turns - len(rest)) + 1):
+        yield from ((count, *others) for others in _counts(rest, turns - count))
 
 
-def _ordered(loops: Sequence[Loop], bound: Period, period_s: float) -> Period:
-    order = tuple(loop.job_id for loop in loops)
-    if period_s <= bound.period_s * CLOSE:
-        return replace(bound, order=order)
-    return Period(
-        period_s=period_s,
-        binding=Term.ORDER,
-        subject=", ".join(order),
-        binding_s=period_s,
-        order=order,
+def _spread(counts: Sequence[int]) -> Order:
+    """The turns of a round, those of one job far apart."""
+    turns = [(nth / count, job) for job, count in enumerate(counts) for nth in range(count)]
+    return tuple(job for _, job in sorted(turns))
+
+
+def _times(loops: Sequence[Loop], counts: Sequence[int]) -> list[Loop]:
+    """Loops whose terms are those of so many turns."""
+    return [
+        loop
+        if count == 1
+        else replace(
+            loop,
+            rollout_s=count * loop.rollout_s,
+            train_s=count * loop.train_s,
+            off_device_s=count * loop.off_device_s,
+        )
+        for loop, count in zip(loops, counts, strict=True)
+    ]
+
+
+def _work_s(loops: Sequence[Loop], counts: Sequence[int]) -> float:
+    """Device-seconds of a round."""
+    return sum(
+        count * (loop.rollout_s * len(loop.rollout) + loop.train_s * len(loop.train))
+        for loop, count in zip(loops, counts, strict=True)
     )
 
 
-_Arc = tuple[int, int, float, int]
-"""(from, to, seconds, tokens): `to` starts that long after `from`, `tokens` rounds later."""
+def _are_disjoint(sets: Iterable[_Devices]) -> bool:
+    sets = tuple(sets)
+    return len(sets) == 1 or sum(map(len, sets)) == len(frozenset().union(*sets))
 
 
-def _cycle_mean(loops: Sequence[Loop], bound_s: float) -> float:
-    """Maximum cycle mean of the event graph of one cyclic order; `bound_s` is a lower bound.
-
-    Each circuit that is still positive at the current guess raises the guess to its own mean, so
-    the last guess is the mean of a real circuit: exact.
-    """
-    arcs = list(_arcs(loops))
-    mean_s = bound_s
-    while (circuit := _positive_circuit(2 * len(loops), arcs, mean_s)) is not None:
-        mean_s = sum(arc[2] for arc in circuit) / sum(arc[3] for arc in circuit)
-    return mean_s
-
-
-def _arcs(loops: Sequence[Loop]) -> Iterator[_Arc]:
-    """Event 2i is the rollout of the i-th loop, event 2i+1 its train."""
-    for index, loop in enumerate(loops):
-        yield 2 * index, 2 * index + 1, loop.rollout_s, 0
-        yield 2 * index + 1, 2 * index, loop.train_s + loop.off_device_s, 1
-    for offset, uses in (
-        (0, [(loop.rollout, loop.rollout_s) for loop in loops]),
-        (1, [(loop.train, loop.train_s) for loop in loops]),
-    ):
-        for device in frozenset().union(*(devices for devices, _ in uses)):
-            ring = [index for index, (devices, _) in enumerate(uses) if device in devices]
-            for here, there in zip(ring, [*ring[1:], ring[0]], strict=True):
-                token = 1 if there <= here else 0
-                yield 2 * here + offset, 2 * there + offset, uses[here][1], token
-
-
-def _positive_circuit(size: int, arcs: Sequence[_Arc], mean_s: float) -> list[_Arc] | None:
-    """A circuit whose mean exceeds `mean_s`, by Bellman and Ford's longest paths."""
-    tolerance = 1e-12 * max(1.0, mean_s)
-    reach = [0.0] * size
-    via: list[_Arc | None] = [None] * size
-    last = -1
-    for _ in range(size):
-        last = -1
-        for arc in arcs:
-            start, end, seconds, tokens = arc
-            gained = reach[start] + seconds - tokens * mean_s
-            if gained > reach[end] + tolerance:
-                reach[end], via[end], last = gained, arc, end
-        if last < 0:
-            return None
-    for _ in range(size):  # far enough back to stand on the circuit
-        last = _arc_to(via, last)[0]
-    circuit: list[_Arc] = []
-    node = last
-    while not circuit or node != last:
-        circuit.append(_arc_to(via, node))
-        node = circuit[-1][0]
-    return circuit
-
-
-def _arc_to(via: Sequence[_Arc | None], node: int) -> _Arc:
-    arc = via[node]
-    if arc is None:
-        raise InternalError("a positive circuit was lost")
-    return arc
+def _busiest(sets: Mapping[_Devices, float]) -> tuple[float, _Devices]:
+    """Seconds on the busiest devices, and those devices; (0, none) without any."""
+    if _are_disjoint(sets):
+        devices = max([some for some in sets if some], key=sets.__getitem__, default=frozenset())
+        return sets[devices] if devices else 0.0, devices
+    seconds = list(sets.values())
+    loads = [
+        (sum(some_s for index, some_s in enumerate(seconds) if users >> index & 1), devices)
+        for users, devices in atoms(sets)
+    ]
+    return max(loads, key=lambda load: load[0])

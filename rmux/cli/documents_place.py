@@ -167,3 +167,39 @@ class SubmissionDocument(Document):
     spec_hash: str
     placement: PlacementDocument | None
     """Null when nothing was decided because the job was there already."""
+
+
+class PeriodJobPart(Part):
+    """One job of a round: its seconds per iteration there and alone, switch and sync inside."""
+
+    name: str
+    turns: int
+    """Iterations in one round."""
+    iteration_s: float
+    solo_s: float
+    slowdown: float
+    slo: float | None
+    ok: bool | None
+    """Whether the slowdown keeps the SLO; null without one."""
+
+
+class PeriodDocument(Document):
+    """How long a round of some jobs takes. All seconds include the switch of each phase."""
+
+    schema_: Literal["rmux.period/v1"] = named("rmux.period/v1")
+    period_s: float
+    cycle_s: float
+    """Longest time of one job alone, per iteration."""
+    load_s: float
+    """Seconds of the busiest device when every job runs once."""
+    saturated: bool
+    """load_s >= cycle_s."""
+    closed_form: bool
+    """Whether the largest term is the period in any order; else it is that of `order`."""
+    binding: str
+    """cycle, rollout load, train load or order."""
+    subject: str
+    order: tuple[str, ...]
+    """The jobs of one round by name; one with several turns stands as often."""
+    switch_s: float
+    jobs: tuple[PeriodJobPart, ...]

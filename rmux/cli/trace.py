@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rmux.cli import trace_views
+from rmux.cli import trace_sim, trace_views
 from rmux.cli.documents_groups import TraceCheck
 from rmux.cli.options import session
 from rmux.cli.wiring import open_store
@@ -58,17 +58,36 @@ def check(
 @app.command("export")
 def export(
     ctx: typer.Context,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Id or a job in the group.")],
+    group: Annotated[
+        str | None,
+        typer.Argument(metavar="GROUP", help="Id or a job in the group; sim takes all without."),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option("--format", metavar="perfetto|sim", help="What to write."),
+    ] = "perfetto",
     out: Annotated[
         str, typer.Option("--out", metavar="FILE", help="Where to write; - for stdout.")
     ] = "-",
 ) -> None:
-    """Write a group's journal as Chrome trace JSON, for ui.perfetto.dev."""
+    """Write a group's journal for ui.perfetto.dev, or the store's jobs as a trace for rmux sim."""
     found = session(ctx)
+    if form not in ("perfetto", "sim"):
+        raise UserError(f"--format: {form!r} is not one of perfetto, sim")
+    if form == "perfetto" and group is None:
+        raise UserError("which group?", hint="rmux trace export GROUP; see rmux group ls")
+    advice = "open it in https://ui.perfetto.dev"
     with open_store(found) as store:
-        text = trace_views.chrome_json(store, group)
+        if form == "perfetto":
+            text = trace_views.chrome_json(store, group or "")
+        else:
+            exported = trace_sim.jobs_as_trace(store, group)
+            text = "\n".join(exported.lines)
+            advice = f"replay it with rmux sim run {'FILE' if out == '-' else out}"
+            if exported.left_out:
+                found.out.note(f"left out {exported.left_out} jobs without phases to replay")
     if out == "-":
         found.out.print(text)
         return
     Path(out).write_text(text + "\n")
-    found.out.note(f"wrote {out}; open it in https://ui.perfetto.dev")
+    found.out.note(f"wrote {out}; {advice}")

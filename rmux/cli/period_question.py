@@ -46,8 +46,8 @@ def _each_once(nodes: list[str]) -> list[str]:
     return nodes
 
 
-_Seconds = Annotated[float, Field(strict=True, ge=0, le=_MOST_S)]
-_PhaseSeconds = Annotated[float, Field(strict=True, gt=0, le=_MOST_S)]
+_Seconds = Annotated[float, Field(strict=True, ge=0, le=_MOST_S, allow_inf_nan=False)]
+_PhaseSeconds = Annotated[float, Field(strict=True, gt=0, le=_MOST_S, allow_inf_nan=False)]
 _Node = Annotated[str, BeforeValidator(_node), BeforeValidator(_short)]
 
 
@@ -65,7 +65,7 @@ class JobQuestion(BaseModel):
     ]
     max_staleness: Annotated[int, Field(strict=True, ge=0, le=1)] = 0
     max_repeats: Annotated[int, Field(strict=True, ge=1, le=16)] = 1
-    slo: Annotated[float, Field(strict=True, ge=1, le=_MOST_S)] | None = None
+    slo: Annotated[float, Field(strict=True, ge=1, le=_MOST_S, allow_inf_nan=False)] | None = None
 
 
 class PeriodQuestion(BaseModel):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmux.cluster import Cluster, DeviceId, Node
 from rmux.errors import NotFoundError
@@ -47,18 +49,18 @@ class Member:
     tenant: str = ""
     priority: int = 0
     movable: bool = True
+    asked_solo_s: float = 0.0
+    """Seconds per iteration alone on the train devices it asked for, where it was given another
+    number of them and `profile` is of those; 0: `profile` is of what it asked for."""
 
     @property
     def solo_s(self) -> float:
-        """Planned seconds per iteration alone on these devices.
+        """Planned seconds per iteration alone, on as many train devices as it asked for.
 
         One step off-policy, the next rollout runs beside this train: two iterations then overlap,
         so a loop of rollout, train and sync gives two per turn, and each device gives one per use.
         """
-        if not self.max_staleness:
-            return self.profile.solo_s
-        rollout_s, train_s = self.profile.rollout.planned_s, self.profile.train.planned_s
-        return max(rollout_s, train_s, self.profile.solo_s / 2)
+        return self.asked_solo_s or solo_s(self.profile, max_staleness=self.max_staleness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ class Assignment:
     removed_nodes: tuple[NodeId, ...] = ()
     turns: tuple[JobId, ...] = ()
     """The group's round from now on; empty appends the job to it."""
+    new_nodes: tuple[Node, ...] = ()
+    """Those of the added nodes that elastic pools gain for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +142,48 @@ class ClusterState:
 
 def member_of(spec: JobSpec, profile: JobProfile, *, job_id: JobId, placement: Placement) -> Member:
     """The member that a job becomes at this placement."""
+    fitted = fitted_profile(profile, asked=spec.train.devices, train=placement.train)
     return Member(
         job_id=job_id,
         name=spec.name,
         slo=spec.slo,
-        profile=profile,
+        profile=fitted,
         placement=placement,
         max_staleness=spec.max_staleness,
         max_repeats=spec.max_repeats,
         tenant=spec.tenant,
         priority=spec.priority,
         movable=spec.movable,
+        asked_solo_s=0.0
+        if fitted is profile
+        else solo_s(profile, max_staleness=spec.max_staleness),
+    )
+
+
+def solo_s(profile: JobProfile, *, max_staleness: int = 0) -> float:
+    """Planned seconds per iteration of a job alone: see `Member.solo_s`."""
+    if not max_staleness:
+        return profile.solo_s
+    return max(profile.rollout.planned_s, profile.train.planned_s, profile.solo_s / 2)
+
+
+def fitted_profile(profile: JobProfile, *, asked: int, train: tuple[DeviceId, ...]) -> JobProfile:
+    """The profile of a job that asked for `asked` train devices and gets these.
+
+    Fewer ranks share the same samples, so training takes longer in proportion; more are not taken
+    to be faster. Each node holds the state of its ranks, and fewer ranks hold larger shares.
+    """
+    given = len(train)
+    if given in (0, asked):
+        return profile
+    here = max(Counter(device.node for device in train).values())
+    scale = max(1.0, asked / given)
+    held = scale * max(1.0, here / min(here, asked))
+    phase = profile.train
+    return replace(
+        profile,
+        train=replace(phase, worst_s=phase.worst_s * scale, expected_s=phase.expected_s * scale),
+        train_resident_bytes=math.ceil(profile.train_resident_bytes * held),
     )
 
 

@@ -1,21 +1,23 @@
 """Where a job could go: into a group as it is, into a group with more rollout nodes, or alone.
 
-Train pools are never scaled: a joining job uses exactly the train devices of the group.
+Train pools are never scaled: a joining job trains on exactly the devices of the group, with as many
+ranks, when its batches can be dealt to them.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rmux.cluster import DeviceId, Node, NodePool, PoolKind
+from rmux.cluster import DeviceId, Node, PoolKind
 from rmux.estimate import JobProfile
-from rmux.group import ClusterState, CoExecGroup, Placement
-from rmux.ids import NodeId
+from rmux.group import Placement, fitted_profile, nodes_of
+from rmux.ids import JobId, NodeId
 from rmux.job import JobSpec, Reason
-from rmux.place.inventory import Inventory
+from rmux.place.index_row import Needs, Pack, Row, Seat
+from rmux.place.inventory import Inventory, Stock
 
 
 class Kind(StrEnum):
@@ -26,243 +28,215 @@ class Kind(StrEnum):
     NEW = "isolated group"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A place to be judged; or none, and why there can be none."""
+    """A place to be judged."""
 
-    kind: Kind
-    group: CoExecGroup | None = None
-    placement: Placement | None = None
-    added_nodes: tuple[NodeId, ...] = ()
-    refusal: Reason | None = None
+    __slots__ = ("added", "apart", "kind", "needs", "nodes", "rollout", "row", "seat", "train")
+
+    def __init__(
+        self,
+        kind: Kind,
+        row: Row | None,
+        *,
+        rollout: tuple[DeviceId, ...],
+        nodes: tuple[NodeId, ...],
+        train: tuple[DeviceId, ...],
+        needs: Needs,
+        seat: Seat | None = None,
+        apart: bool = True,
+        added: tuple[Node, ...] = (),
+    ) -> None:
+        self.kind, self.row = kind, row
+        self.rollout, self.train = rollout, train
+        self.nodes = nodes
+        """Of the rollout devices."""
+        self.needs = needs
+        """What the job needs on that many train devices."""
+        self.seat, self.apart = seat, apart
+        self.added = added
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(rollout=self.rollout, train=self.train)
 
 
-def proposals_for(
-    state: ClusterState | Inventory, group: CoExecGroup, *, spec: JobSpec, profile: JobProfile
-) -> Iterator[Proposal]:
-    """Placements in the group: equal or unused rollout devices first, then overlapping ones, then
-    further nodes. One refusal when none can be."""
-    known = _inventory(state)
-    refusal = _group_refusal(known, group, spec, profile)
-    if refusal is not None:
-        yield Proposal(kind=Kind.PACK, group=group, refusal=refusal)
-        return
-    train = group.members[0].placement.train
-    pool = known.pool_of(group.members[0].placement.rollout[0].node)
-    count = spec.rollout.devices
-    found = False
-    seen: set[frozenset[DeviceId]] = set()
-    for devices in _packings(known, group, count):
-        if frozenset(devices) not in seen:
-            seen.add(frozenset(devices))
-            found = True
-            yield Proposal(
-                kind=Kind.PACK, group=group, placement=Placement(rollout=devices, train=train)
+class Newcomer:
+    """A job that wants a place, with what was found out about it in one state."""
+
+    def __init__(self, spec: JobSpec, profile: JobProfile, job_id: JobId) -> None:
+        self.spec, self.profile, self.job_id = spec, profile, job_id
+        self.count, self.degree = spec.rollout.devices, spec.train.devices
+        self.needs = self._needs(profile)
+        self.rollout_bytes = profile.rollout_resident_bytes + profile.switch_peak_bytes
+        self.train_bytes = profile.train_resident_bytes + profile.switch_peak_bytes
+        self._fits: dict[tuple[int, int], Needs] = {}
+        self._picked: dict[tuple[str, int, int], tuple[Node, ...] | None] = {}
+
+    def deals(self, degree: int) -> bool:
+        """Whether its batches can be dealt to that many ranks."""
+        train = self.spec.train
+        return degree == self.degree or train.mini_batch % (train.micro_batch * degree) == 0
+
+    def needs_on(self, train: tuple[DeviceId, ...]) -> Needs:
+        """What it needs when it trains on these devices."""
+        if len(train) == self.degree:
+            return self.needs
+        key = (len(train), max(Counter(device.node for device in train).values()))
+        if key not in self._fits:
+            fitted = fitted_profile(self.profile, asked=self.degree, train=train)
+            self._fits[key] = self._needs(fitted, asked_solo_s=self.needs.solo_s)
+        return self._fits[key]
+
+    def pick(
+        self, known: Inventory, stock: Stock, count: int, *, need_bytes: int
+    ) -> tuple[Node, ...] | None:
+        key = (stock.name, count, need_bytes)
+        if key not in self._picked:
+            self._picked[key] = known.pick(stock, count, need_bytes=need_bytes)
+        return self._picked[key]
+
+    def _needs(self, profile: JobProfile, *, asked_solo_s: float = 0.0) -> Needs:
+        spec = self.spec
+        return Needs(
+            profile,
+            slo=spec.slo,
+            max_staleness=spec.max_staleness,
+            max_repeats=spec.max_repeats,
+            asked_solo_s=asked_solo_s,
+        )
+
+
+def refusal_of(row: Row, job: Newcomer) -> Reason | None:
+    """Why no place in the group would do, whatever its numbers."""
+    for stock, hardware in (
+        (row.stock, job.profile.rollout_hardware),
+        (row.train_stock, job.profile.train_hardware),
+    ):
+        if stock.hardware != hardware:
+            return Reason(
+                code="hardware",
+                message=f"pool {stock.name} is {stock.hardware}, the profile is of {hardware}",
             )
-    free = known.free[pool.name]
-    need_bytes = profile.rollout_resident_bytes + profile.switch_peak_bytes
-    unused = _compact(_unused(known, group))
-    for reused in dict.fromkeys((tuple(unused) if len(unused) < count else (), ())):
-        nodes = pick_nodes(pool, free, count - len(reused), need_bytes=need_bytes)
+    if not job.deals(len(row.train)):
+        train = job.spec.train
+        return Reason(
+            code="data_parallel",
+            message=f"the group trains on {len(row.train)} devices, the job asks for "
+            f"{job.degree}; mini_batch {train.mini_batch} is no multiple of micro_batch "
+            f"{train.micro_batch} x {len(row.train)}, and train pools are not scaled",
+        )
+    return row.refusal
+
+
+def members_refusal(row: Row, max_members: int) -> Reason | None:
+    """That the cluster's policy lets no more jobs into the group; 0 is no limit."""
+    if not 0 < max_members <= len(row.members):
+        return None
+    return Reason(
+        code="members", message=f"the group has {len(row.members)} jobs of at most {max_members}"
+    )
+
+
+def packings(row: Row, job: Newcomer) -> Iterator[Proposal]:
+    """Equal or unused rollout devices first, then sets that overlap in part."""
+    needs = job.needs_on(row.train)
+    for pack in row.packs(job.count):
+        yield packing(row, pack, needs)
+
+
+def packing(row: Row, pack: Pack, needs: Needs) -> Proposal:
+    return Proposal(
+        Kind.PACK,
+        row,
+        rollout=pack.devices,
+        nodes=pack.nodes,
+        train=row.train,
+        needs=needs,
+        seat=pack.seat,
+        apart=pack.apart,
+    )
+
+
+def scalings(known: Inventory, row: Row, job: Newcomer) -> Iterator[Proposal]:
+    """The group with just enough further rollout nodes, with and without its unused devices."""
+    needs = job.needs_on(row.train)
+    unused = row.unused_devices() if 0 < row.unused < job.count else ()
+    for reused in (unused, ()) if unused else ((),):
+        missing = job.count - len(reused)
+        nodes = job.pick(known, row.stock, missing, need_bytes=job.rollout_bytes)
         if nodes is not None:
-            found = True
-            fresh = _devices_of(nodes)[: count - len(reused)]
+            fresh = _devices_of(nodes)[:missing]
+            rollout = (*reused, *fresh)
             yield Proposal(
-                kind=Kind.SCALE,
-                group=group,
-                placement=Placement(rollout=(*reused, *fresh), train=train),
-                added_nodes=tuple(node.id for node in nodes),
+                Kind.SCALE,
+                row,
+                rollout=rollout,
+                nodes=nodes_of(rollout),
+                train=row.train,
+                needs=needs,
+                apart=not row.overlapping,
+                added=nodes,
             )
-    if not found:
-        yield Proposal(
-            kind=Kind.SCALE, group=group, refusal=_shortage(known, (pool,), count, group=group)
-        )
 
 
-def isolated(
-    state: ClusterState | Inventory, *, spec: JobSpec, profile: JobProfile
-) -> Iterator[Proposal]:
-    """New groups on free nodes of the hardware that was profiled. One refusal when none can be."""
-    known = _inventory(state)
-    cluster = known.state.cluster
-    pools: dict[PoolKind, tuple[NodePool, ...]] = {}
-    for kind, hardware, count in (
-        (PoolKind.ROLLOUT, profile.rollout_hardware, spec.rollout.devices),
-        (PoolKind.TRAIN, profile.train_hardware, spec.train.devices),
+def isolated(known: Inventory, job: Newcomer) -> Iterator[Proposal]:
+    """New groups, one per pair of pools of the hardware that was profiled."""
+    profile = job.profile
+    for rollout_stock, train_stock in itertools.product(
+        _of_hardware(known, PoolKind.ROLLOUT, profile.rollout_hardware),
+        _of_hardware(known, PoolKind.TRAIN, profile.train_hardware),
     ):
-        pools[kind] = tuple(p for p in cluster.of_kind(kind) if p.hardware == hardware)
-        if not pools[kind]:
-            have = sorted({pool.hardware for pool in cluster.of_kind(kind)})
-            yield Proposal(
-                kind=Kind.NEW,
-                refusal=Reason(
-                    code="hardware",
-                    message=f"no {kind} pool of {hardware}; there is {', '.join(have) or 'none'}",
-                ),
-            )
-            return
-        shortage = _shortage(known, pools[kind], count)
-        if shortage is not None:
-            yield Proposal(kind=Kind.NEW, refusal=shortage)
-            return
-    for rollout_pool, train_pool in itertools.product(
-        pools[PoolKind.ROLLOUT], pools[PoolKind.TRAIN]
-    ):
-        rollout = pick_nodes(
-            rollout_pool,
-            known.free[rollout_pool.name],
-            spec.rollout.devices,
-            need_bytes=profile.rollout_resident_bytes + profile.switch_peak_bytes,
-        )
-        train = pick_nodes(
-            train_pool,
-            known.free[train_pool.name],
-            spec.train.devices,
-            need_bytes=profile.train_resident_bytes + profile.switch_peak_bytes,
-        )
+        rollout = job.pick(known, rollout_stock, job.count, need_bytes=job.rollout_bytes)
+        train = job.pick(known, train_stock, job.degree, need_bytes=job.train_bytes)
         if rollout is None or train is None:
             continue
         yield Proposal(
-            kind=Kind.NEW,
-            placement=Placement(
-                rollout=_devices_of(rollout)[: spec.rollout.devices],
-                train=_devices_of(train)[: spec.train.devices],
-            ),
-            added_nodes=tuple(node.id for node in (*rollout, *train)),
+            Kind.NEW,
+            None,
+            rollout=_devices_of(rollout)[: job.count],
+            nodes=tuple([node.id for node in rollout]),
+            train=_devices_of(train)[: job.degree],
+            needs=job.needs,
+            added=(*rollout, *train),
         )
 
 
-def empty_cluster(state: ClusterState) -> ClusterState:
-    """The same hardware with nobody on it and no node drained."""
-    pools = tuple(
-        replace(pool, nodes=tuple(replace(node, drained="") for node in pool.nodes))
-        for pool in state.cluster.pools
-    )
-    return replace(state, cluster=replace(state.cluster, pools=pools), groups=(), pending=())
-
-
-def pick_nodes(
-    pool: NodePool, free: Sequence[Node], count: int, *, need_bytes: int
-) -> tuple[Node, ...] | None:
-    """The fewest nodes with `count` devices, the cheapest that suffice, roomy ones first.
-
-    None when there are not enough devices.
-    """
-    roomy = [node for node in free if node.usable_memory_bytes >= need_bytes]
-    for nodes in (roomy, free):
-        if sum(node.num_devices for node in nodes) < count:
-            continue
-        picked: list[Node] = []
-        rest = sorted(nodes, key=lambda node: -node.num_devices)
-        while count > 0:
-            enough = [node for node in rest if node.num_devices >= count]
-            node = min(enough, key=pool.usd_per_node_h) if enough else rest[0]
-            picked.append(node)
-            rest.remove(node)
-            count -= node.num_devices
-        return tuple(picked)
-    return None
-
-
-def _inventory(state: ClusterState | Inventory) -> Inventory:
-    return state if isinstance(state, Inventory) else Inventory.of(state)
-
-
-def _group_refusal(
-    known: Inventory, group: CoExecGroup, spec: JobSpec, profile: JobProfile
-) -> Reason | None:
-    train = group.members[0].placement.train
-    for nodes, hardware in (
-        (group.members[0].placement.rollout_nodes, profile.rollout_hardware),
-        (group.members[0].placement.train_nodes, profile.train_hardware),
+def none_isolated(known: Inventory, job: Newcomer) -> Reason:
+    """Why there is no room for a new group."""
+    for kind, hardware, count in (
+        (PoolKind.ROLLOUT, job.profile.rollout_hardware, job.count),
+        (PoolKind.TRAIN, job.profile.train_hardware, job.degree),
     ):
-        pool = known.pool_of(nodes[0])
-        if pool.hardware != hardware:
+        stocks = _of_hardware(known, kind, hardware)
+        if not stocks:
+            have = sorted({stock.hardware for stock in known.of_kind(kind)})
             return Reason(
                 code="hardware",
-                message=f"pool {pool.name} is {pool.hardware}, the profile is of {hardware}",
+                message=f"no {kind} pool of {hardware}; there is {', '.join(have) or 'none'}",
             )
-    if len(train) != spec.train.devices:
-        return Reason(
-            code="data_parallel",
-            message=f"the group trains on {len(train)} devices, the job asks for "
-            f"{spec.train.devices}; train pools are not scaled",
-        )
-    for node_id in group.members[0].placement.train_nodes:
-        drained = known.node(node_id).drained
-        if drained:
-            return Reason(code="drained", message=f"train node {node_id} is drained: {drained}")
-    if group.desired != "run":
-        return Reason(code="down", message="the group is stopped (rmux group down)")
-    return None
+        if all(job.pick(known, stock, count, need_bytes=0) is None for stock in stocks):
+            return shortage(stocks, count)
+    return Reason(code="capacity", message="no pair of pools has room on both sides")
 
 
-def _packings(known: Inventory, group: CoExecGroup, count: int) -> Iterator[tuple[DeviceId, ...]]:
-    usable = _usable(known, group)
-    sets = list(dict.fromkeys(member.placement.rollout for member in group.members))
-    sets = [devices for devices in sets if set(devices) <= set(usable)]
-    yield from (devices for devices in sets if len(devices) == count)
-    unused = _compact(_unused(known, group))
-    if len(unused) >= count:
-        yield tuple(unused[:count])
-    # From here on sets overlap in part: they pay their true period.
-    loads_s: dict[DeviceId, float] = dict.fromkeys(usable, 0.0)
-    for member in group.members:
-        for device in member.placement.rollout:
-            if device in loads_s:
-                loads_s[device] += member.profile.rollout.planned_s
-    if len(usable) >= count:
-        yield tuple(sorted(sorted(usable, key=lambda device: loads_s[device])[:count]))
-    yield from (devices[:count] for devices in sets if len(devices) > count)
-    for left, right in itertools.combinations(sets, 2):
-        if len(left) + len(right) == count and not set(left) & set(right):
-            yield (*left, *right)
+def shortage(stocks: Sequence[Stock], count: int) -> Reason:
+    """Why none of the pools has `count` free devices."""
+    names = " and ".join(f"{stock.kind} pool {stock.name}" for stock in stocks)
+    total = sum(stock.total_devices for stock in stocks)
+    devices = "1 device" if count == 1 else f"{count} devices"
+    most = max(stock.free_devices for stock in stocks)
+    message = f"needs {devices}; {names} has {most} of {total} free"
+    if limit := sum(stock.pool.max_nodes for stock in stocks):
+        message += f" and may grow to {limit} nodes"
+    if max(stock.free_devices + stock.drained_devices for stock in stocks) >= count:
+        drained = sum(stock.drained_devices for stock in stocks)
+        return Reason(code="drained", message=f"{message}, {drained} on drained nodes")
+    return Reason(code="capacity", message=message)
 
 
-def _usable(known: Inventory, group: CoExecGroup) -> list[DeviceId]:
-    pool = known.pool_of(group.members[0].placement.rollout[0].node)
-    nodes = [known.node(node) for node in group.nodes if known.pool_of(node) is pool]
-    return [device for node in nodes if not node.drained for device in node.devices]
-
-
-def _unused(known: Inventory, group: CoExecGroup) -> list[DeviceId]:
-    used = {device for member in group.members for device in member.placement.rollout}
-    return [device for device in _usable(known, group) if device not in used]
-
-
-def _compact(devices: Iterable[DeviceId]) -> list[DeviceId]:
-    """Devices of the same node together, the nodes that offer most first."""
-    by_node: dict[NodeId, list[DeviceId]] = {}
-    for device in devices:
-        by_node.setdefault(device.node, []).append(device)
-    ranked = sorted(by_node.values(), key=len, reverse=True)
-    return [device for node in ranked for device in node]
+def _of_hardware(known: Inventory, kind: PoolKind, hardware: str) -> tuple[Stock, ...]:
+    return tuple([stock for stock in known.of_kind(kind) if stock.hardware == hardware])
 
 
 def _devices_of(nodes: Iterable[Node]) -> tuple[DeviceId, ...]:
-    return tuple(device for node in nodes for device in node.devices)
-
-
-def _shortage(
-    known: Inventory,
-    pools: Sequence[NodePool],
-    count: int,
-    *,
-    group: CoExecGroup | None = None,
-) -> Reason | None:
-    """Why no one of the pools has `count` free devices; None when one has."""
-    free, drained = [], []
-    for pool in pools:
-        free.append(sum(node.num_devices for node in known.free[pool.name]))
-        idle = [node for node in pool.nodes if node.drained and node.id not in known.held]
-        drained.append(sum(node.num_devices for node in idle))
-    if group is None and max(free) >= count:
-        return None
-    names = " and ".join(f"{pool.kind} pool {pool.name}" for pool in pools)
-    total = sum(node.num_devices for pool in pools for node in pool.nodes)
-    devices = "1 device" if count == 1 else f"{count} devices"
-    message = f"needs {devices}; {names} has {max(free)} of {total} free"
-    would_do = max(some + more for some, more in zip(free, drained, strict=True)) >= count
-    if would_do:
-        return Reason(code="drained", message=f"{message}, {sum(drained)} on drained nodes")
-    return Reason(code="capacity", message=message)
+    return tuple([device for node in nodes for device in node.devices])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rmux.cluster import Node
 from rmux.group import Assignment, Placement
 from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import Reason
@@ -34,11 +35,26 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One bound of a place: what it is of, and its numbers by name (seconds, bytes, bit/s).
+
+    Codes: cycle, rollout_load, train_load, order (what the period is bound by), cap, residency,
+    link, and every code of `Candidate.reason`.
+    """
+
+    code: str
+    message: str
+    subject: str = ""
+    """The job, node, device or link."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One place, its numbers and what became of it; None and empty where it was refused before.
 
     Codes of `reason`: residency, slo, capacity, data_parallel, hardware, link, drained, saturated,
-    down; of a feasible one that was not chosen: cost, nodes, overlap, slower.
+    down, members; of a feasible one that was not chosen: cost, nodes, overlap, slower.
     """
 
     kind: Kind
@@ -59,6 +75,14 @@ class Candidate:
     slowdowns: tuple[Slowdown, ...] = ()
     memory: tuple[NodeMemory, ...] = ()
     link: LinkLoad | None = None
+    bounds: tuple[Bound, ...] = ()
+    """Every bound that does not hold, then what the period is bound by and the nearest cap."""
+    new_nodes: tuple[Node, ...] = ()
+    """Those of the added nodes that elastic pools would gain."""
+    tightness: float = 0.0
+    """How much of what it may take the tightest member's iteration takes."""
+    turns: tuple[JobId, ...] = ()
+    """The group's round, where it is not the order of joining."""
     miss: float = float("inf")
     """By what fraction of its limit a refused candidate misses; infinite where nothing is near."""
 
@@ -92,6 +116,8 @@ class Decision:
     """Of the state that it was made from."""
     rule: str = "interval"
     margin: float = 0.0
+    margin_usd_per_h: float = 0.0
+    """What the margin adds to the marginal price, USD/h."""
 
     @property
     def admitted(self) -> bool:

@@ -56,21 +56,40 @@ def need_bytes(profile: JobProfile, placement: Placement, node: NodeId) -> int:
     return held
 
 
+def switching_bytes(uses: Iterable[tuple[frozenset[DeviceId], int]]) -> int:
+    """Most host memory that parks and wakes take at once, bytes.
+
+    Each use is of one job: its devices on the node and its peak. Two that switch on one device do
+    so in turn, so those that switch at once share no device: the heaviest such choice.
+    """
+    largest: dict[frozenset[DeviceId], int] = {}
+    for devices, peak in uses:
+        if peak > largest.get(devices, 0) and devices:
+            largest[devices] = peak
+
+    def heaviest(rest: list[tuple[frozenset[DeviceId], int]]) -> int:
+        if len(rest) < 2:
+            return rest[0][1] if rest else 0
+        (devices, peak), others = rest[0], rest[1:]
+        apart = [use for use in others if not use[0] & devices]
+        with_it = peak + heaviest(apart)
+        return with_it if len(apart) == len(others) else max(with_it, heaviest(others))
+
+    return heaviest(list(largest.items()))
+
+
 def _node_memory(members: Sequence[Member], cluster: Nodes, node: NodeId) -> NodeMemory:
-    # The two that switch on a device do so in turn, so a device adds its largest switch; a member
-    # on several devices switches on all of them at once and counts once.
-    largest: dict[DeviceId, Member] = {}
-    for member in members:
-        for device in member.placement.devices:
-            if device.node != node:
-                continue
-            known = largest.get(device)
-            if known is None or known.profile.switch_peak_bytes < member.profile.switch_peak_bytes:
-                largest[device] = member
-    peaks = {member.job_id: member.profile.switch_peak_bytes for member in largest.values()}
+    uses = (
+        (
+            frozenset(device for device in member.placement.devices if device.node == node),
+            member.profile.switch_peak_bytes,
+        )
+        for member in members
+        if member.profile.switch_peak_bytes
+    )
     return NodeMemory(
         node=node,
         resident_bytes=sum(need_bytes(m.profile, m.placement, node) for m in members),
-        switch_bytes=sum(peaks.values()),
+        switch_bytes=switching_bytes(uses),
         limit_bytes=cluster.node(node).usable_memory_bytes,
     )

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from rmux.errors import NotFoundError, UserError
 from rmux.group import ClusterState
+from rmux.job import TrainSpec
 from rmux.place.candidates import Kind
 from rmux.place.decision import Decision, Verdict
+from rmux.place.index import Index
 from rmux.place.period import Term, period
 from rmux.place.residency import memory_of
 from rmux.place.settle import applied
@@ -153,12 +155,47 @@ def test_the_peak_of_a_switch_counts_and_only_the_largest_of_a_device(lab):
     assert lab.admit(state, (0, 0), profile=larger).reason.code == "residency"
 
 
-def test_another_train_width_is_refused_as_data_parallel(lab):
+def wide(lab, *, train, micro_batch=8, mini_batch=16):
+    batches = TrainSpec(devices=train, micro_batch=micro_batch, mini_batch=mini_batch)
+    return replace(lab.spec("new", slo=3.0), train=batches)
+
+
+def test_a_job_trains_on_as_many_devices_as_the_group_and_slower_on_fewer(lab):
     cluster = lab.cluster(rollout=1, train=1, devices=2)
-    state = lab.state(lab.group(lab.member("a", 100, 100)), cluster=cluster)
-    decision = lab.admit(state, (100, 100), spec=lab.spec("new", train=2))
+    group = lab.group(lab.member("a", 50, 60, ("r0/0", "r0/1"), ("t0/0",)))
+    state = lab.state(group, cluster=cluster)
+    decision = lab.admit(state, (20, 50), spec=wide(lab, train=2))
+    assert decision.assignment.placement.train == lab.devices("t0/0")
+    # 60 s, and 50 s on two devices are 100 s on one.
+    assert decision.best.period.period_s == 160
+    assert decision.best.period.binding is Term.TRAIN_LOAD
+    # It is promised twice what it takes alone on the two devices it asked for.
+    assert {one.name: one.slowdown for one in decision.best.slowdowns}["new"] == 160 / 70
+    member = applied(state, decision.assignment, wide(lab, train=2), lab.profile(20, 50)).groups[0]
+    assert member.members[1].profile.train.planned_s == 100
+    assert member.members[1].solo_s == 70
+
+
+def test_more_train_devices_than_asked_for_are_not_taken_to_be_faster(lab):
+    cluster = lab.cluster(rollout=1, train=1, devices=2)
+    group = lab.group(lab.member("a", 100, 60, ("r0/0",), ("t0/0", "t0/1")))
+    decision = lab.admit(lab.state(group, cluster=cluster), (20, 50), spec=wide(lab, train=1))
+    assert decision.assignment.placement.train == lab.devices("t0/0", "t0/1")
+    assert decision.best.period.period_s == 160
+    held = {plan.node: plan.resident_bytes for plan in decision.best.memory}
+    # Two ranks on the node where it was measured with one.
+    assert held["t0"] == 100 + 200
+
+
+def test_batches_that_cannot_be_dealt_to_the_groups_ranks_are_refused_with_the_arithmetic(lab):
+    cluster = lab.cluster(rollout=1, train=1, devices=2)
+    group = lab.group(lab.member("a", 100, 100, ("r0/0",), ("t0/0", "t0/1")))
+    odd = wide(lab, train=1, micro_batch=8, mini_batch=24)
+    decision = lab.admit(lab.state(group, cluster=cluster), (100, 100), spec=odd)
     assert "data_parallel" in codes(decision)
-    assert "trains on 1 devices, the job asks for 2" in decision.candidates[0].reason.message
+    refusal = decision.candidates[0].reason.message
+    assert "trains on 2 devices, the job asks for 1" in refusal
+    assert "mini_batch 24 is no multiple of micro_batch 8 x 2" in refusal
     assert decision.reason.message.endswith("; groups refused: data_parallel 1")
 
 
@@ -220,15 +257,17 @@ def test_a_job_that_only_waits_for_others_may_fit_later(lab):
 
 def test_the_syncs_of_all_groups_share_the_link(lab):
     cluster = lab.cluster(link_bps=100.0)
-    first = lab.group(lab.member("a", 50, 50, slo=1.0, sync_bytes=1000))
+    first = lab.group(lab.member("a", 10, 10, slo=9.0, sync_bytes=1000, sync_s=80.0))
     state = lab.state(first, cluster=cluster)
-    # 1000 B per 100 s are 80 of the 100 bit/s; 300 B more per 100 s would make 104.
-    decision = lab.admit(state, (50, 50), profile=lab.profile(50, 50, sync_bytes=300))
-    assert codes(decision) == {"link"}
-    assert decision.candidates[-1].link.load_bps == pytest.approx(104)
+    # 1000 B per 100 s are 80 of the 100 bit/s; 300 B more per 44 s make 134.5.
+    heavy = lab.profile(10, 10, sync_bytes=300, sync_s=24.0)
+    decision = lab.admit(state, (0, 0), profile=heavy, spec=lab.spec("new", slo=9.0))
+    alone = decision.candidates[-1]
+    assert (alone.kind, alone.reason.code) == (Kind.NEW, "link")
+    assert alone.link.load_bps == pytest.approx(80 + 2400 / 44)
     assert not decision.never_fits
-    decision = lab.admit(state, (50, 50), profile=lab.profile(50, 50, sync_bytes=200))
-    assert decision.admitted
+    light = lab.profile(10, 10, sync_bytes=50, sync_s=4.0)
+    assert lab.admit(state, (0, 0), profile=light, spec=lab.spec("new", slo=9.0)).admitted
 
 
 def test_a_second_device_of_the_same_node_is_free_to_use(lab):
@@ -311,13 +350,20 @@ def test_whatever_is_admitted_keeps_every_promise(lab, jobs, rule):
         decision = lab.admit(state, (0, 0), spec=spec, profile=profile, rule=rule)
         assert not decision.never_fits
         if decision.admitted:
-            renamed = replace(decision.assignment, job_id=f"j-{index}")
-            state = applied(state, renamed, spec, profile)
+            renamed = replace(
+                decision.assignment,
+                job_id=f"j-{index}",
+                turns=tuple(
+                    f"j-{index}" if job == "j-new" else job for job in decision.assignment.turns
+                ),
+            )
+            book = Index.of(state)
+            book.apply(renamed, spec=spec, profile=profile)
+            state = book.state()
     held = [node for group in state.groups for node in group.nodes]
     assert len(held) == len(set(held))
     for group in state.groups:
-        order = [member.job_id for member in group.members]
-        period_s = period(group.members, order=order).period_s
+        period_s = period(group.members, order=group.round).period_s
         for member in group.members:
             assert period_s <= member.slo * member.profile.solo_s * (1 + 1e-6)
             assert set(member.placement.rollout_nodes) <= set(group.nodes)

@@ -1,0 +1,106 @@
+"""What one more job does to the syncs on each link: its own, and those of every group there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rmux.cluster import Link
+from rmux.ids import JobId
+from rmux.place.candidates import Newcomer, Proposal
+from rmux.place.index_row import Row
+from rmux.place.link import LinkBook, LinkLoad, load_bps
+from rmux.place.period import CLOSE, loop_of, period_of
+from rmux.units import format_duration
+
+
+class Crowding:
+    """For one newcomer; each link is planned once with it."""
+
+    def __init__(self, book: LinkBook, job: Newcomer, *, margin: float) -> None:
+        self._book, self._job, self._margin = book, job, margin
+        self._planned: dict[Link, dict[JobId, float]] = {}
+        self._broken: dict[Link, dict[int, str]] = {}
+
+    def link_of(self, one: Proposal) -> Link | None:
+        """The link the group syncs over, which that of its first member is."""
+        if one.row is not None:
+            return self._book.link_of(one.row)
+        rollout, train = one.added[0], one.added[-1]
+        return self._book.link_between(rollout, train)
+
+    def syncs_s(self, one: Proposal) -> dict[JobId, float]:
+        """Planned syncs that differ from those alone; of the members and of the newcomer."""
+        link = self.link_of(one)
+        if link is None:
+            return {}
+        planned = self._with_newcomer(link)
+        jobs = [(self._job.job_id, one.needs)]
+        if one.row is not None:
+            jobs += zip([m.job_id for m in one.row.members], one.row.needs, strict=True)
+        return {job: planned[job] for job, needs in jobs if planned[job] > needs.sync_s}
+
+    def load(self, one: Proposal) -> LinkLoad | None:
+        """The link with all groups on it and this one as it would be."""
+        link = self.link_of(one)
+        if link is None:
+            return None
+        needs, row = one.needs, one.row
+        if row is None:
+            joined_bps = needs.bits / needs.solo_s if needs.solo_s > 0 else 0.0
+        else:
+            joined_bps = load_bps(row, joining=needs)
+        rank = -1 if row is None else row.rank
+        broken = [text for other, text in self._broken_on(link).items() if other != rank]
+        return LinkLoad(
+            link=link,
+            load_bps=self._book.load_bps(link, without=row) + joined_bps,
+            sync_s=self._with_newcomer(link)[self._job.job_id],
+            breaks=broken[0] if broken else "",
+        )
+
+    def _with_newcomer(self, link: Link) -> dict[JobId, float]:
+        if link not in self._planned:
+            job = self._job
+            self._planned[link] = self._book.planned_with(link, job.job_id, job.needs)
+        return self._planned[link]
+
+    def _broken_on(self, link: Link) -> dict[int, str]:
+        """The groups, by rank, of which somebody's promise does not stand the newcomer's sync."""
+        if link not in self._broken:
+            now, then = self._book.planned(link), self._with_newcomer(link)
+            self._broken[link] = {
+                rank: text
+                for rank, row in self._book.rows(link).items()
+                if any(then[member.job_id] > now[member.job_id] for member in row.members)
+                and (text := self._broken_in(row, then))
+            }
+        return self._broken[link]
+
+    def _broken_in(self, row: Row, syncs_s: dict[JobId, float]) -> str:
+        for job_id, name, iteration_s, cap_s in iterations_s(row, syncs_s):
+            factor = 1 + self._margin if len(row.members) > 1 else 1.0
+            if iteration_s * factor > cap_s * CLOSE:
+                return (
+                    f"a sync of {name} in group {row.id} would take up to "
+                    f"{format_duration(syncs_s[job_id])}, and its iteration "
+                    f"{format_duration(iteration_s * factor)} of {format_duration(cap_s)}"
+                )
+        return ""
+
+
+def iterations_s(row: Row, syncs_s: dict[JobId, float]) -> list[tuple[JobId, str, float, float]]:
+    """(job, name, seconds per iteration, cap) of a group's members in their round, with these
+    syncs in place of the syncs alone."""
+    pairs = list(zip(row.members, row.needs, strict=True))
+    loops = [
+        replace(
+            loop_of(member),
+            off_device_s=max(need.sync_s, syncs_s.get(member.job_id, 0.0)) + need.checkpoint_s,
+        )
+        for member, need in pairs
+    ]
+    period = period_of(loops, order=row.group.round)
+    return [
+        (member.job_id, member.name, period.iteration_s(member.job_id), need.cap_s)
+        for member, need in pairs
+    ]

@@ -33,6 +33,9 @@ class Dispatcher(Protocol):
         absent: Set[JobId],
     ) -> tuple[Turn, ...]: ...
 
+    def next_job(self, device: DeviceId) -> JobId | None:
+        """Who gets the device next, as far as that is known now."""
+
 
 class Strict:
     """The very rotation of a live group."""
@@ -57,6 +60,9 @@ class Strict:
             self._rotation, wants=one_each, busy=busy, absent=absent
         )
         return turns
+
+    def next_job(self, device: DeviceId) -> JobId | None:
+        return self._rotation.next_job(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,10 @@ class Fifo:
             self._queued.pop(entry, None)
             self._queues[turn.device].remove(entry)
         return tuple(turns)
+
+    def next_job(self, device: DeviceId) -> JobId | None:
+        queue = self._queues.get(device)
+        return queue[0].job_id if queue else None
 
     def _enqueue(self, entry: _Entry, devices: tuple[DeviceId, ...]) -> None:
         if entry in self._queued:

@@ -20,6 +20,7 @@ from rmux.place.sim.durations import Durations, Fixed
 from rmux.place.sim.faults import Failures
 from rmux.place.sim.jobrun import Iteration
 from rmux.place.sim.simulation import Simulation
+from rmux.place.sim.tails import Migration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class Options:
     arrivals_s: Mapping[JobId, float] = field(default_factory=dict)
     """When a job joins its group; those not named are there from the begin."""
     failures: Failures | None = None
+    migration: Migration | None = None
+    """Whose stragglers move together; None leaves every rollout all its devices to its end."""
     events: bool = False
     """Whether to tell every phase."""
 
@@ -53,6 +56,8 @@ class JobTimes:
     lost_iterations: int = 0
     """Begun and repeated after a failure."""
     attempts: int = 1
+    freed_device_s: float = 0.0
+    """Device time that its moved stragglers left to others before their rollouts' ends."""
 
     def iteration_s(self, *, skip: int = 1) -> float:
         """Mean seconds from the end of one iteration to the end of the next, the first `skip` ends
@@ -81,6 +86,7 @@ def run(groups: Sequence[CoExecGroup], options: Options) -> Result:
         durations=options.durations,
         cluster=options.cluster,
         failures=options.failures,
+        migration=options.migration,
         init=options.init,
         events=options.events,
     )
@@ -95,6 +101,7 @@ def run(groups: Sequence[CoExecGroup], options: Options) -> Result:
             wait_s=job.wait_ms / 1000,
             lost_iterations=job.lost,
             attempts=job.attempt,
+            freed_device_s=job.freed_device_ms / 1000,
         )
         for job in simulation.jobs.values()
     }

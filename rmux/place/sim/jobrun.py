@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from rmux.ids import GroupId, JobId
 from rmux.job import Phase
 from rmux.place.rotation import Wanted
 from rmux.place.sim.durations import generator
+from rmux.place.sim.tails import Progress
 
 UseKey = tuple[Phase, PoolKind]
 
@@ -46,6 +48,10 @@ class Use:
     """Counts changes of its end, so that an end foreseen earlier is told from the real one."""
     is_closed: bool = False
     """It takes no more devices."""
+    full_ms: int | None = None
+    """When it had all of them."""
+    progress: Progress | None = None
+    """Of a rollout whose stragglers may move."""
 
     @property
     def is_complete(self) -> bool:
@@ -132,6 +138,25 @@ class JobRun:
                 wanted_ms=self.ready[phase][1],
             )
         return use
+
+    def wants_any(self, devices: Iterable[DeviceId]) -> bool:
+        wanted = {device for want in self.wants() for device in want.devices}
+        return not wanted.isdisjoint(devices)
+
+    def ready_in_ms(self, device: DeviceId, *, now_ms: int) -> int | None:
+        """Until it wants a rollout on the device, by the plan of what it does now; None while it
+        waits for something else itself."""
+        if self.wants_any([device]):
+            return 0
+        profile = self.member.profile
+        training = self.uses.get((Phase.TRAIN, PoolKind.TRAIN))
+        if training is not None and training.began_ms is not None:
+            left_s = profile.train.planned_s + profile.off_device_s
+            return max(0, training.began_ms + round(1000 * left_s) - now_ms)
+        if self.syncing:
+            begun_ms = min(self.syncing.values())
+            return max(0, begun_ms + round(1000 * profile.off_device_s) - now_ms)
+        return None
 
     def begin_again(self) -> None:
         """Back to the last finished iteration."""

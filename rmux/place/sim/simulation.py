@@ -13,12 +13,13 @@ from rmux.group import CoExecGroup
 from rmux.ids import GroupId, JobId
 from rmux.job import JobState, Phase
 from rmux.place.sim import dispatch as dispatching
-from rmux.place.sim import faults
+from rmux.place.sim import faults, tails
 from rmux.place.sim.dispatch import Dispatch, Dispatcher
 from rmux.place.sim.durations import Durations
 from rmux.place.sim.faults import Failures
 from rmux.place.sim.jobrun import Iteration, JobRun, Use
 from rmux.place.sim.journal import Journal
+from rmux.place.sim.tails import Migration, Next, Progress
 from rmux.place.sim.transfers import SharedLink
 
 
@@ -44,10 +45,11 @@ class Simulation:
         failures: Failures | None,
         init: bool,
         events: bool,
+        migration: Migration | None = None,
     ) -> None:
         self.seed, self.durations, self.failures, self.init = seed, durations, failures, init
         self.journal = Journal(is_on=events)
-        self.cluster = cluster
+        self.cluster, self.migration = cluster, migration
         self.now_ms = 0
         self.jobs: dict[JobId, JobRun] = {}
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -134,6 +136,8 @@ class Simulation:
     # -- phases on devices
 
     def _dispatch(self, floor: _Floor) -> None:
+        if self.migration is not None:
+            self._make_room(floor)
         wants = {job.id: job.wants() for job in floor.jobs.values()}
         absent = {job.id for job in floor.jobs.values() if job.absent}
         turns = floor.dispatcher.next_turns(wants, busy=floor.busy, absent=absent)
@@ -144,19 +148,25 @@ class Simulation:
             use.held[turn.device] = self.now_ms
             floor.busy.add(turn.device)
             self.journal.grant(job, use, turn.device, at_ms=self.now_ms)
-            if use.is_complete:
+            if use.phase is Phase.ROLLOUT and self._may_move(job):
+                self._widen(job, use)
+            elif use.is_complete:
                 self._begin(job, use)
 
     def _begin(self, job: JobRun, use: Use) -> None:
+        use.ran_on, use.is_closed = tuple(use.held), True
+        end_ms = self.now_ms + self._open(job, use)
+        life = job.life
+        self.at(end_ms, lambda: self._end(job, use, life))
+
+    def _open(self, job: JobRun, use: Use) -> int:
+        """The phase begins; milliseconds that it takes, with its switch."""
         seconds = self.durations.of(job.member, use.phase, use.iteration, job.rngs[use.phase])
         use.began_ms, use.switch_ms = self.now_ms, _switch_ms(job, use.phase)
-        use.ran_on, use.is_closed = tuple(use.held), True
         if use.phase is not Phase.INIT:
             job.wait_ms += self.now_ms - use.wanted_ms
             job.open.setdefault(use.iteration, []).append(self.now_ms)
-        life = job.life
-        end_ms = self.now_ms + use.switch_ms + round(1000 * seconds)
-        self.at(end_ms, lambda: self._end(job, use, life))
+        return use.switch_ms + round(1000 * seconds)
 
     def _end(self, job: JobRun, use: Use, life: int) -> None:
         if job.life != life:
@@ -164,6 +174,8 @@ class Simulation:
         self.journal.phase(job, use, at_ms=self.now_ms, ended=True)
         for device in list(use.held):
             self._release(job, use, device)
+        if use.progress is not None:
+            job.freed_device_ms += use.progress.freed_device_ms(self.now_ms)
         del job.uses[use.phase, use.kind]
         if use.phase is Phase.INIT:
             job.to_init.discard(use.kind)
@@ -182,6 +194,94 @@ class Simulation:
         del use.held[device]
         self._floors[job.group_id].busy.discard(device)
         self._stir(job)
+
+    # -- rollouts whose stragglers may move
+
+    def _may_move(self, job: JobRun) -> bool:
+        return self.migration is not None and job.id in self.migration.batches
+
+    def _widen(self, job: JobRun, use: Use) -> None:
+        """One more device works on it."""
+        assert self.migration is not None
+        if use.progress is None:
+            shares = self.migration.batches[job.id].shares(job.member, use.iteration)
+            run_ms = self._open(job, use) - use.switch_ms
+            use.progress = Progress(
+                use.devices, shares, switch_ms=use.switch_ms, run_ms=run_ms, now_ms=self.now_ms
+            )
+        if self.now_ms == use.began_ms:
+            use.ran_on = tuple(use.held)
+        if use.is_complete:
+            use.is_closed, use.full_ms = True, self.now_ms
+        use.progress.set_width(len(use.held), now_ms=self.now_ms)
+        self._foresee(job, use)
+
+    def _foresee(self, job: JobRun, use: Use) -> None:
+        """Come back at its end, and when enough of it is done to ask about its tail."""
+        assert use.progress is not None
+        assert self.migration is not None
+        use.version += 1
+        version, life = use.version, job.life
+
+        def end() -> None:
+            if use.version == version:
+                self._end(job, use, life)
+
+        def check() -> None:
+            if use.version == version and job.life == life:
+                self._consider(job, use)
+                self._foresee(job, use)
+
+        end_ms = use.progress.end_ms()
+        self.at(end_ms, end)
+        check_ms = use.progress.check_ms(self.migration.checks)
+        if check_ms is not None and check_ms < end_ms and use.full_ms is not None:
+            self.at(check_ms, check)
+
+    def _make_room(self, floor: _Floor) -> None:
+        """Ask the rollouts whose devices somebody waits for; they are asked as they go on, too."""
+        for job in floor.jobs.values():
+            use = job.uses.get((Phase.ROLLOUT, PoolKind.ROLLOUT))
+            if use is None or use.progress is None or use.full_ms is None or job.down:
+                continue
+            others = [other for other in floor.jobs.values() if other is not job]
+            if any(other.wants_any(use.held) for other in others):
+                before = len(use.held)
+                self._consider(job, use)
+                if len(use.held) < before:
+                    self._foresee(job, use)
+
+    def _consider(self, job: JobRun, use: Use) -> None:
+        assert use.progress is not None
+        assert self.migration is not None
+        assert use.began_ms is not None
+        after = [self._next(job, use, device) for device in use.held]
+        found, rest = tails.ask(
+            self.migration,
+            job.id,
+            use.progress,
+            after,
+            now_ms=self.now_ms,
+            began_ms=use.began_ms,
+        )
+        if found.freed:
+            kept = len(use.held) - len(found.freed)
+            use.progress.move(found, rest, kept, now_ms=self.now_ms)
+            for device in found.freed:
+                self._release(job, use, device)
+
+    def _next(self, job: JobRun, use: Use, device: DeviceId) -> Next:
+        """When the device is wanted after this rollout, by the plan."""
+        floor = self._floors[job.group_id]
+        job_id = floor.dispatcher.next_job(device) or job.id
+        # The job's own train has that planned start, too.
+        planned_ms = round(1000 * job.member.profile.rollout.planned_s)
+        start_s = ((use.full_ms or self.now_ms) + planned_ms - self.now_ms) / 1000
+        ready_ms = None
+        if job_id != job.id and job_id in floor.jobs:
+            ready_ms = floor.jobs[job_id].ready_in_ms(device, now_ms=self.now_ms)
+        ready_s = None if ready_ms is None else ready_ms / 1000
+        return Next(device=device, ready_s=ready_s, start_s=start_s)
 
     # -- off the devices
 

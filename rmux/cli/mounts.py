@@ -29,6 +29,7 @@ MOUNTS: dict[str, Mount] = {
     "job": Mount("Submit, follow and cancel jobs.", ("job", "submit")),
     "group": Mount("Run and watch the groups of jobs that share nodes.", ("group",)),
     "pool": Mount("Tell the store about pools, nodes and links.", ("pool",)),
+    "sim": Mount("Replay a trace of jobs; compare policies on it.", ("sim",)),
     "sync": Mount("Move weights from train nodes to rollout nodes; measure it.", ("sync",)),
     "trace": Mount("Export and check what happened, phase by phase.", ("trace",)),
     "store": Mount("Make, migrate, back up and inspect the store.", ("store",)),

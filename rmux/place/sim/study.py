@@ -1,0 +1,78 @@
+"""One replay with its baselines: what `rmux sim` runs, once or for several policies and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rmux.errors import UserError
+from rmux.place.sim.bound import Bound
+from rmux.place.sim.metrics import Metrics, measure
+from rmux.place.sim.policies.catalogue import Setting, make
+from rmux.place.sim.replay import Durations, Point, replay
+from rmux.place.sim.trace import Trace
+from rmux.place.sim.workload import Drawing, Workload
+from rmux.place.sim.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What a replay depends on beside trace, policy and seed."""
+
+    drawing: Drawing = field(default_factory=Drawing)
+    world: World = field(default_factory=World)
+    durations: Durations = Durations.HOLD
+    max_members: int = 5
+    margin: float = 0.0
+    with_bounds: bool = True
+    """Whether the best possible cost is computed, too."""
+
+    def __post_init__(self) -> None:
+        if self.max_members < 0:
+            raise UserError(f"a group of at most {self.max_members} jobs; write 0 for no limit")
+        if not 0 <= self.margin < float("inf"):
+            raise UserError(f"margin is {self.margin:g}; write a fraction such as 0.05")
+
+    def of_seed(self, seed: int) -> Study:
+        return replace(self, drawing=replace(self.drawing, seed=seed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    policy: str
+    seed: int
+    metrics: Metrics
+    bound: Bound | None
+    """None where it was not asked for."""
+
+
+def run(
+    trace: Trace,
+    policies: Sequence[str],
+    study: Study,
+    *,
+    watch: Callable[[Point], None] | None = None,
+) -> tuple[Result, ...]:
+    """One replay of the same jobs for each policy.
+
+    UserError for an unknown policy, InfeasibleError for a job that can never run.
+    """
+    seed = study.drawing.seed
+    setting = Setting(
+        world=study.world, max_members=study.max_members, margin=study.margin, seed=seed
+    )
+    made = [(name, make(name, setting)) for name in policies]
+    jobs = Workload(trace, study.drawing)
+    study.world.check_fits(jobs)
+    results = []
+    for name, policy in made:
+        done = replay(jobs, policy, world=study.world, durations=study.durations, watch=watch)
+        results.append(
+            Result(
+                policy=name,
+                seed=seed,
+                metrics=measure(done),
+                bound=None,
+            )
+        )
+    return tuple(results)

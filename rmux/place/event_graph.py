@@ -20,6 +20,12 @@ from rmux.errors import InternalError
 EXHAUSTIVE_UP_TO = 6
 """Turns for which every cyclic order is tried; beyond, exchanges improve the given order."""
 
+MOST_ORDERS = 500
+"""Orders looked at by exchanges."""
+
+MOST_CLIQUES = 5000
+"""Cliques looked at for the heaviest."""
+
 CLOSE = 1 + 1e-9
 """Seconds that differ by less than this factor are equal."""
 
@@ -105,10 +111,11 @@ def best_order(
     at the first order that reaches it. Seconds from `cutoff_s` on are only a lower bound.
     """
     best, best_s = turns, graph.cycle_mean_s(turns, floor_s=goal_s, cutoff_s=cutoff_s)
-    improved = goal_s < cutoff_s
+    improved, left = goal_s < cutoff_s, MOST_ORDERS
     while improved and best_s > goal_s * CLOSE:
         improved = False
-        for candidate in _neighbours(best):
+        for candidate in itertools.islice(_neighbours(best), left):
+            left -= 1
             found_s = graph.cycle_mean_s(candidate, floor_s=goal_s, cutoff_s=best_s)
             if found_s * CLOSE < best_s:
                 best, best_s, improved = candidate, found_s, True
@@ -149,21 +156,33 @@ def rings_of(sets: Iterable[frozenset[T]]) -> tuple[int, ...]:
 
 
 def heaviest_clique(rings: Sequence[int], seconds: Sequence[float]) -> float:
-    """Largest sum over jobs that pairwise share a device and so run one after the other."""
+    """Largest sum over jobs that pairwise share a device and so run one after the other.
+
+    Of more than `MOST_CLIQUES` only the heaviest met: still a lower bound of every period.
+    """
     beside = [0] * len(seconds)
     for ring in rings:
         for job in range(len(seconds)):
             if ring >> job & 1:
                 beside[job] |= ring
+    best, looked_at = 0.0, 0
 
-    def grow(first: int, allowed: int) -> float:
-        best = 0.0
+    def grow(first: int, allowed: int, chosen_s: float, rest_s: float) -> None:
+        nonlocal best, looked_at
+        best, looked_at = max(best, chosen_s), looked_at + 1
         for job in range(first, len(seconds)):
+            if chosen_s + rest_s <= best or looked_at > MOST_CLIQUES:
+                return
             if allowed >> job & 1:
-                best = max(best, seconds[job] + grow(job + 1, allowed & beside[job]))
-        return best
+                more, more_s = allowed & beside[job], 0.0
+                for other in range(job + 1, len(seconds)):
+                    if more >> other & 1:
+                        more_s += seconds[other]
+                grow(job + 1, more, chosen_s + seconds[job], more_s)
+                rest_s -= seconds[job]
 
-    return grow(0, (1 << len(seconds)) - 1)
+    grow(0, (1 << len(seconds)) - 1, 0.0, sum(seconds))
+    return best
 
 
 def _neighbours(turns: Order) -> Iterator[Order]:

@@ -16,7 +16,8 @@ from rmux.estimate import JobProfile
 from rmux.group import Placement, fitted_profile, nodes_of
 from rmux.ids import JobId, NodeId
 from rmux.job import JobSpec, Reason
-from rmux.place.index_row import Needs, Pack, Row, Seat
+from rmux.place.index_needs import Needs
+from rmux.place.index_row import Pack, Row, Seat
 from rmux.place.inventory import Inventory, Stock
 
 

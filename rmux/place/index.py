@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rmux.cluster import PoolKind
 from rmux.errors import NotFoundError, UserError
@@ -23,11 +24,18 @@ from rmux.place.index_bounds import BELOW, Bounds, RowBounds, Sort
 from rmux.place.index_explain import assignment_of, explained
 from rmux.place.index_judge import Judge, Key, whole
 from rmux.place.index_listing import alone, in_group, nothing_to_plan
-from rmux.place.index_row import Needs, Row
+from rmux.place.index_needs import Needs
+from rmux.place.index_row import Row
 from rmux.place.inventory import Inventory
 from rmux.place.link import LinkBook
 
+if TYPE_CHECKING:
+    from rmux.place.index_columns import Columns
+
 RULES = ("interval", "paper")
+
+MANY = 96
+"""Groups from which on their bounds are computed together."""
 
 NEAREST = 3
 """Groups whose refusals are told when nothing fits."""
@@ -57,6 +65,7 @@ class Index:
         self._where: dict[JobId, Row] = {}
         self._next_rank = 0
         self._empty: Inventory | None = None
+        self._columns: Columns | None = None
 
     @staticmethod
     def of(state: ClusterState) -> Index:
@@ -185,7 +194,13 @@ class Index:
         return self._search(judge, bounds, Sort.SCALED, found)
 
     def bounds(self) -> Bounds:
-        return RowBounds(self._rows.values(), max_members=self.policy.max_members)
+        """Group by group while there are few; numpy is loaded when there are many."""
+        limit = self.policy.max_members
+        if self._columns is None and len(self._rows) > MANY:
+            from rmux.place.index_columns import Columns
+
+            self._columns = Columns(self._rows.values(), max_members=limit)
+        return self._columns or RowBounds(self._rows.values(), max_members=limit)
 
     def apply(self, assignment: Assignment, *, spec: JobSpec, profile: JobProfile) -> GroupId:
         """Put a job where a decision says; returns the group's id. A job that is in a group moves.
@@ -255,12 +270,16 @@ class Index:
             self._changed(row)
         else:
             del self._rows[row.id]
+            if self._columns is not None:
+                self._columns.drop(row)
             if self.links is not None:
                 self.links.drop(row)
         return unused
 
     def _changed(self, row: Row) -> None:
         row.changed(self.known)
+        if self._columns is not None:
+            self._columns.put(row)
         if self.links is not None:
             self.links.put(row)
 
@@ -270,6 +289,8 @@ class Index:
         self._rows[row.id] = row
         for member in row.members:
             self._where[member.job_id] = row
+        if self._columns is not None:
+            self._columns.put(row)
         if self.links is not None:
             self.links.put(row)
 

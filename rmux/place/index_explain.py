@@ -11,7 +11,8 @@ from rmux.job import Reason
 from rmux.place.candidates import Kind, Proposal
 from rmux.place.decision import Bound, Candidate, Slowdown, Verdict
 from rmux.place.index_judge import Judge, Timing, saturated
-from rmux.place.index_row import Needs, Row
+from rmux.place.index_needs import Needs
+from rmux.place.index_row import Row
 from rmux.place.link import LinkLoad
 from rmux.place.period import CLOSE, Period, Term
 from rmux.place.residency import NodeMemory

@@ -20,7 +20,8 @@ from itertools import accumulate
 
 from rmux.cluster import Link, Node
 from rmux.ids import JobId
-from rmux.place.index_row import Needs, Row
+from rmux.place.index_needs import Needs
+from rmux.place.index_row import Row
 from rmux.place.inventory import Inventory
 
 _ROUNDS = 200

@@ -13,6 +13,7 @@ from rmux.estimate import JobProfile, PhaseEstimate
 from rmux.group import ClusterState
 from rmux.ids import JobId, NodeId, PoolName
 from rmux.job import JobSpec, RolloutSpec, TrainSpec
+from rmux.place import index as index_module
 from rmux.place.admit import admit
 from rmux.place.decision import Decision
 from rmux.place.index import Index
@@ -126,8 +127,10 @@ def a_history(lab, seed: int, *, plain: bool, link_bps: float | None = None):
             here.append(job_id)
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_index_admit_and_plain_scan_choose_the_same_place(lab, block):
+@pytest.mark.parametrize("many", [0, index_module.MANY], ids=["columns", "row by row"])
+@pytest.mark.parametrize("block", range(3))
+def test_index_admit_and_plain_scan_choose_the_same_place(lab, block, many, monkeypatch):
+    monkeypatch.setattr(index_module, "MANY", many)
     compared = 0
     for seed in range(25 * block, 25 * block + 25):
         for index, asked, rule, margin in a_history(lab, seed, plain=seed % 2 == 0):

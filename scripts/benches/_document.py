@@ -26,11 +26,13 @@ def row(
     unit: str,
     seconds: Mapping[str, float] | None = None,
     facts: Mapping[str, Any] | None = None,
+    keys: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Median, spread (least and greatest) and count of `values`.
 
-    A ratio carries the absolute `seconds` it was made from; `facts` are sizes and counts. The 99th
-    percentile lies between the two values nearest to it.
+    A ratio carries the absolute `seconds` it was made from; `facts` are sizes and counts; `keys`
+    stand beside `what` under their own names. A percentile lies between the two values nearest to
+    it.
     """
     if not values:
         raise ValueError(f"{what}: nothing was measured")
@@ -44,12 +46,19 @@ def row(
         "n": len(values),
     }
     if len(values) >= _MIN_FOR_P99:
-        made["p99"] = statistics.quantiles(values, n=100, method="inclusive")[98]
+        made["p99"] = percentile(values, 99)
     if seconds:
         made["seconds"] = dict(seconds)
     if facts:
         made["facts"] = dict(facts)
-    return made
+    return {**made, **(keys or {})}
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Between the two values nearest to it."""
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def flags(about: str | None) -> argparse.ArgumentParser:

@@ -8,7 +8,8 @@ period of loops. They are what `admit` and `Index.decide` must agree with.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rmux.cluster import DeviceId, Node, NodePool, PoolKind
@@ -28,31 +29,58 @@ class Choice:
     usd_per_h: float
 
 
+class _Hardware:
+    """Look-ups in one state, so that a scan reads each group once and the cluster once."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self.policy = state.cluster.policy
+        self.pools = {pool.name: pool for pool in state.cluster.pools}
+        self.nodes = {node.id: node for pool in state.cluster.pools for node in pool.nodes}
+        self.free = {pool.name: _free(state, pool) for pool in state.cluster.pools}
+        self.picked: dict[tuple[str, int, int], tuple[Node, ...] | None] = {}
+
+    def pool(self, device: DeviceId) -> NodePool:
+        return self.pools[self.nodes[device.node].pool]
+
+    def pick(self, pool: NodePool, count: int, need_bytes: int) -> tuple[Node, ...] | None:
+        key = (pool.name, count, need_bytes)
+        if key not in self.picked:
+            self.picked[key] = _pick(self, pool, count, need_bytes)
+        return self.picked[key]
+
+
+def _free(state: ClusterState, pool: NodePool) -> list[Node]:
+    held = {node for group in state.groups for node in group.nodes}
+    return [node for node in pool.nodes if node.id not in held and not node.drained]
+
+
 def paper(
     state: ClusterState, *, spec: JobSpec, profile: JobProfile, job_id: JobId
 ) -> Choice | None:
     """Algorithm 1: SCHEDULE(j, {G_i}), lines 2 to 18."""
+    known = _Hardware(state)
     best_usd, best = INFINITE, None
     for group in state.groups:
-        if not _may_join(state, group, spec, profile):
+        if not _may_join(known, group, spec, profile):
             continue
         if _load_s(group) >= _cycle_s(group.members):
             continue
-        for placement, added in _placements(state, group, spec, profile):
+        for placement, added in _placements(known, group, spec, profile):
             members = _with(group.members, spec, profile, job_id, placement)
-            if _memory_refuses(state, group.members, members[-1], added):
+            if _memory_refuses(known, group.members, members[-1], added):
                 continue
             order = [member.job_id for member in members]
             period_s = period(members, order=order).period_s
             if any(period_s > member.slo * _solo_s(member) * CLOSE for member in members):
                 continue
-            usd = _usd_per_h(state, added)
+            usd = _usd_per_h(known, added)
             if usd < best_usd - 1e-9:
                 best_usd, best = usd, Choice(group.id, placement, usd)
-    for placement, added in _alone(state, spec, profile):
+    for placement, added in _alone(known, spec, profile):
         member = _with((), spec, profile, job_id, placement)[0]
-        usd = _usd_per_h(state, added)
-        if not _memory_refuses(state, (), member, added) and usd < best_usd - 1e-9:
+        usd = _usd_per_h(known, added)
+        if not _memory_refuses(known, (), member, added) and usd < best_usd - 1e-9:
             best_usd, best = usd, Choice(None, placement, usd)
     return best
 
@@ -67,14 +95,15 @@ def interval(
 ) -> Choice | None:
     """The cheapest place that keeps every promise; fewest new nodes, sets that do not overlap and
     most slack decide between equal ones, then who comes first. Links are not looked at."""
+    known = _Hardware(state)
     found: list[tuple[tuple[float, int, bool, float], Choice]] = []
     tried: list[tuple[CoExecGroup | None, Placement, tuple[Node, ...]]] = [
         (group, *one)
         for group in state.groups
-        if _may_join(state, group, spec, profile)
-        for one in _placements(state, group, spec, profile)
+        if _may_join(known, group, spec, profile)
+        for one in _placements(known, group, spec, profile)
     ]
-    tried += [(None, *one) for one in _alone(state, spec, profile)]
+    tried += [(None, *one) for one in _alone(known, spec, profile)]
     for group, placement, added in tried:
         old = () if group is None else group.members
         members = _with(old, spec, profile, job_id, placement)
@@ -83,38 +112,38 @@ def interval(
         loops = [loop_of(member) for member in members]
         planned = best_round(loops, caps_s={job: cap / factor for job, cap in caps_s.items()})
         tight = max(planned.iteration_s(job) / cap for job, cap in caps_s.items())
-        if tight * factor > CLOSE or _memory_short(state, members, added):
+        if tight * factor > CLOSE or _memory_short(known, members, added):
             continue
-        usd = _usd_per_h(state, added)
+        usd = _usd_per_h(known, added)
         preference = (round(usd, 6), len(added), _overlapping(members), round(tight, 9))
         found.append((preference, Choice(None if group is None else group.id, placement, usd)))
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def _may_join(state: ClusterState, group: CoExecGroup, spec: JobSpec, profile: JobProfile) -> bool:
+def _may_join(known: _Hardware, group: CoExecGroup, spec: JobSpec, profile: JobProfile) -> bool:
     if not group.members or group.desired != "run":
         return False
-    most = state.cluster.policy.max_members
+    most = known.policy.max_members
     if most and len(group.members) >= most:
         return False
     placement = group.members[0].placement
-    rollout, train = (_pool(state, d[0]) for d in (placement.rollout, placement.train))
+    rollout, train = (known.pool(d[0]) for d in (placement.rollout, placement.train))
     if rollout.hardware != profile.rollout_hardware or train.hardware != profile.train_hardware:
         return False
     degree, asked = len(placement.train), spec.train
     if degree != asked.devices and asked.mini_batch % (asked.micro_batch * degree):
         return False
-    return not any(state.cluster.node(node).drained for node in placement.train_nodes)
+    return not any(known.nodes[node].drained for node in placement.train_nodes)
 
 
 def _placements(
-    state: ClusterState, group: CoExecGroup, spec: JobSpec, profile: JobProfile
+    known: _Hardware, group: CoExecGroup, spec: JobSpec, profile: JobProfile
 ) -> Iterator[tuple[Placement, tuple[Node, ...]]]:
     """GENERATEPLACEMENTS(G): equal sets, unused devices, overlapping sets, further nodes."""
     count, train = spec.rollout.devices, group.members[0].placement.train
-    pool = _pool(state, group.members[0].placement.rollout[0])
-    nodes = [node for node in pool.nodes if node.id in group.nodes and not node.drained]
-    nodes.sort(key=lambda node: group.nodes.index(node.id))
+    pool = known.pool(group.members[0].placement.rollout[0])
+    held = [known.nodes[node] for node in group.nodes]
+    nodes = [node for node in held if node.pool == pool.name and not node.drained]
     usable = [device for node in nodes for device in node.devices]
     loads_s = dict.fromkeys(usable, 0.0)
     for member in group.members:
@@ -148,7 +177,7 @@ def _placements(
             yield Placement(rollout=devices, train=train), ()
     need = profile.rollout_resident_bytes + profile.switch_peak_bytes
     for reused in (unused, []) if 0 < len(unused) < count else ([],):
-        added = _pick(state, pool, count - len(reused), need)
+        added = known.pick(pool, count - len(reused), need)
         if added is not None:
             fresh = [device for node in added for device in node.devices]
             rollout = (*reused, *fresh[: count - len(reused)])
@@ -156,19 +185,19 @@ def _placements(
 
 
 def _alone(
-    state: ClusterState, spec: JobSpec, profile: JobProfile
+    known: _Hardware, spec: JobSpec, profile: JobProfile
 ) -> Iterator[tuple[Placement, tuple[Node, ...]]]:
     peak = profile.switch_peak_bytes
     for rollout_pool, train_pool in itertools.product(
-        state.cluster.of_kind(PoolKind.ROLLOUT), state.cluster.of_kind(PoolKind.TRAIN)
+        known.state.cluster.of_kind(PoolKind.ROLLOUT), known.state.cluster.of_kind(PoolKind.TRAIN)
     ):
         if rollout_pool.hardware != profile.rollout_hardware:
             continue
         if train_pool.hardware != profile.train_hardware:
             continue
         counts = spec.rollout.devices, spec.train.devices
-        rollout = _pick(state, rollout_pool, counts[0], profile.rollout_resident_bytes + peak)
-        train = _pick(state, train_pool, counts[1], profile.train_resident_bytes + peak)
+        rollout = known.pick(rollout_pool, counts[0], profile.rollout_resident_bytes + peak)
+        train = known.pick(train_pool, counts[1], profile.train_resident_bytes + peak)
         if rollout is None or train is None:
             continue
         devices = [
@@ -178,16 +207,14 @@ def _alone(
         yield placement, (*rollout, *train)
 
 
-def _pick(
-    state: ClusterState, pool: NodePool, count: int, need_bytes: int
-) -> tuple[Node, ...] | None:
+def _pick(known: _Hardware, pool: NodePool, count: int, need_bytes: int) -> tuple[Node, ...] | None:
     """The largest nodes until one suffices for the rest, then the smallest such; roomy ones first,
     listed ones before those an elastic pool would gain."""
-    free = list(state.free_nodes(pool.name))
+    free = known.free[pool.name]
     made: list[Node] = []
-    names = {node.id for each in state.cluster.pools for node in each.nodes}
+    names = set(known.nodes) if pool.max_nodes else set()
     number = len(pool.nodes)
-    while pool.nodes and len(pool.nodes) + len(made) < min(pool.max_nodes, len(names) + count):
+    while pool.nodes and len(made) < min(pool.max_nodes - len(pool.nodes), count):
         number += 1
         if (name := f"{pool.name}-{number}") not in names:
             made.append(replace(pool.nodes[-1], id=name, host=name, drained="", gpu_uuids=()))
@@ -226,12 +253,6 @@ def _with(
     return (*members, member_of(spec, profile, job_id=job_id, placement=placement))
 
 
-def _pool(state: ClusterState, device: DeviceId) -> NodePool:
-    return next(
-        pool for pool in state.cluster.pools if any(node.id == device.node for node in pool.nodes)
-    )
-
-
 def _solo_s(member: Member) -> float:
     return member.solo_s
 
@@ -259,16 +280,15 @@ def _held_bytes(members: tuple[Member, ...], node: str) -> int:
     return held
 
 
-def _nodes(state: ClusterState, added: tuple[Node, ...]) -> dict[str, Node]:
-    listed = {node.id: node for pool in state.cluster.pools for node in pool.nodes}
-    return {**listed, **{node.id: node for node in added}}
+def _nodes(known: _Hardware, added: tuple[Node, ...]) -> Mapping[str, Node]:
+    return ChainMap({node.id: node for node in added}, known.nodes)
 
 
 def _memory_refuses(
-    state: ClusterState, members: tuple[Member, ...], new: Member, added: tuple[Node, ...]
+    known: _Hardware, members: tuple[Member, ...], new: Member, added: tuple[Node, ...]
 ) -> bool:
     """Line 8: job.mem_req >= min over its nodes of node.mem_avail, for each kind of node."""
-    nodes = _nodes(state, added)
+    nodes = _nodes(known, added)
     for needed, placed in (
         (new.profile.rollout_resident_bytes, new.placement.rollout_nodes),
         (new.profile.train_resident_bytes, new.placement.train_nodes),
@@ -279,11 +299,9 @@ def _memory_refuses(
     return False
 
 
-def _memory_short(
-    state: ClusterState, members: tuple[Member, ...], added: tuple[Node, ...]
-) -> bool:
+def _memory_short(known: _Hardware, members: tuple[Member, ...], added: tuple[Node, ...]) -> bool:
     """Whether a node of the new job could not hold all members and the worst set of switches."""
-    nodes = _nodes(state, added)
+    nodes = _nodes(known, added)
     for node in nodes_of(members[-1].placement.devices):
         peaks = [
             ({d for d in member.placement.devices if d.node == node}, member.profile)
@@ -307,5 +325,5 @@ def _overlapping(members: tuple[Member, ...]) -> bool:
     return len(trains) > 1 or any(left & right for left, right in itertools.combinations(sets, 2))
 
 
-def _usd_per_h(state: ClusterState, nodes: tuple[Node, ...]) -> float:
-    return sum(state.cluster.pool(node.pool).usd_per_node_h(node) for node in nodes)
+def _usd_per_h(known: _Hardware, nodes: tuple[Node, ...]) -> float:
+    return sum(known.pools[node.pool].usd_per_node_h(node) for node in nodes)

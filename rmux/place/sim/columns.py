@@ -107,6 +107,11 @@ def parse_mapping(text: str) -> dict[str, Source]:
     return mapping
 
 
+def other_headers(key: str) -> tuple[str, ...]:
+    """Headers that are understood as this column, without their units."""
+    return _TIMES.get(key) or _OTHERS[key]
+
+
 def _known(key: str, folded: Mapping[str, str], *, unit_s: float) -> Source | None:
     if key not in _TIMES:
         name = next((name for name in _OTHERS[key] if name in folded), None)

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -62,7 +62,9 @@ class Chunk:
         )
 
 
-def read(stream: BinaryIO, *, mapping: Mapping[str, Source], name: str) -> Iterator[Chunk]:
+def read(
+    stream: BinaryIO, *, mapping: Mapping[str, Source], name: str
+) -> Generator[Chunk, None, None]:
     """Chunks of a seekable file's rows, in its order. UserError: what is wrong, and where."""
     head = stream.read(4096)
     stream.seek(0)

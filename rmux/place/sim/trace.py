@@ -7,6 +7,7 @@ A row has an arrival and a duration, and may have GPUs, a tenant, an SLO and pha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,8 +104,8 @@ def read(
     """`load` of an open binary file that can be rewound; `name` is what errors call it."""
     cut = _parse_window(window)
     mapping = parse_mapping(columns)
-    chunks = _selected(rows.read(stream, mapping=mapping, name=name), source, name)
-    trace = _joined(chunks, name=name, sort=sort)
+    with closing(rows.read(stream, mapping=mapping, name=name)) as chunks:
+        trace = _joined(_selected(chunks, source, name), name=name, sort=sort)
     if not len(trace):
         if source:
             raise NotFoundError(f"{name}: no source {source!r}", code="trace.source")

@@ -3,7 +3,8 @@
 A phase begins when its job is ready and all its devices are free, and the order of the phases on
 every device is known: so each round follows from the one before by maxima and sums alone. It gives
 the same milliseconds as the engine on members that stay (property test), and takes microseconds per
-phase, which long drift studies need. Members change between two rounds.
+phase, which long drift studies need. Members change between two rounds; one that is away (it joins,
+is moved, or failed) loses the turns that come up before it is back.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ iteration of a member."""
 
 
 class _Loop:
-    __slots__ = ("count", "ends_ms", "limit", "member", "rollout", "stale", "train")
+    __slots__ = ("away_ms", "count", "ends_ms", "limit", "member", "rollout", "stale", "train")
 
-    def __init__(self, member: Member, *, ready_ms: int, limit: int | None) -> None:
-        self.member, self.limit = member, limit
+    def __init__(self, member: Member, *, ready_ms: int, count: int, limit: int | None) -> None:
+        self.member, self.count, self.limit = member, count, limit
         self.rollout: list[int] = []
         """Places in `_free_ms` of the device classes it runs on."""
         self.train: list[int] = []
-        self.count = 0
+        self.away_ms = ready_ms
+        """Until then its turns are skipped."""
         self.stale = member.max_staleness
         self.ends_ms = [ready_ms] * (1 + self.stale)
         """Of the newest iterations; the first of them gates the next rollout."""
@@ -51,19 +53,26 @@ class Recurrence:
         members: Sequence[Member],
         turns: Sequence[JobId] = (),
         *,
-        ready_ms: int = 0,
+        ready_ms: Mapping[JobId, int] | None = None,
+        counts: Mapping[JobId, int] | None = None,
         limits: Mapping[JobId, int] | None = None,
     ) -> None:
-        """Who goes round from the next round on. Who is new, or was moved, is ready at `ready_ms`;
-        devices and those who stay keep their times."""
+        """Who goes round from the next round on. Who is new, or was moved, is back at its
+        `ready_ms` with so many iterations done; devices and those who stay keep their times. A job
+        ends after its limit of iterations."""
         free_ms = {d: at for one, at in zip(self._classes, self._free_ms, strict=True) for d in one}
         before = self._loops
         self._loops = {}
         for member in members:
             known = before.get(member.job_id)
             if known is None or known.member.placement != member.placement:
-                limit = (limits or {}).get(member.job_id)
-                known = _Loop(member, ready_ms=ready_ms, limit=limit)
+                job = member.job_id
+                known = _Loop(
+                    member,
+                    ready_ms=(ready_ms or {}).get(job, 0),
+                    count=(counts or {}).get(job, 0),
+                    limit=(limits or {}).get(job),
+                )
             known.member = member
             self._loops[member.job_id] = known
         kept = [job for job in turns if job in self._loops]
@@ -79,44 +88,68 @@ class Recurrence:
     def finished(self, job_id: JobId) -> int:
         return self._loops[job_id].count
 
+    def ready_ms(self, job_id: JobId) -> int:
+        """The end of the job's newest iteration, or when it comes back."""
+        return self._loops[job_id].ends_ms[-1]
+
+    def lose(self, job_id: JobId, *, back_ms: int) -> None:
+        """The job's newest iteration failed; it is away until then and repeats it."""
+        loop = self._loops[job_id]
+        loop.count -= 1
+        loop.ends_ms = [back_ms] * len(loop.ends_ms)
+        loop.away_ms = back_ms
+
     @property
-    def begin_ms(self) -> int:
-        """When the first phase of the next round may begin."""
-        return min((loop.ends_ms[0] for loop in self._round), default=0)
+    def begin_ms(self) -> int | None:
+        """When the first phase of the next round may begin; None when every job has ended."""
+        going = [loop.ends_ms[0] for loop in self._loops.values() if loop.count != loop.limit]
+        return min(going, default=None)
 
     def go_round(self, phases: Phases) -> list[tuple[JobId, Iteration]]:
-        """The iterations of one round, in the order of its turns."""
+        """The iterations of one round, in the order of its turns; empty when every job has ended.
+
+        Where every job is away, the first to be back goes.
+        """
         found: list[tuple[JobId, Iteration]] = []
         free_ms = self._free_ms
         for loop in self._round:
-            number = loop.count
-            if number == loop.limit:
+            if loop.count == loop.limit:
                 continue
-            member = loop.member
-            rollout, train, off = phases(member, number)
-            begun = loop.ends_ms[0]
-            for one in loop.rollout:
-                if free_ms[one] > begun:
-                    begun = free_ms[one]
-            rolled = training = begun + rollout
-            for one in loop.rollout:
-                free_ms[one] = rolled
-            for one in loop.train:
-                if free_ms[one] > training:
-                    training = free_ms[one]
-            trained = training + train
-            for one in loop.train:
-                free_ms[one] = trained
-            end = trained + off
-            if loop.stale:
-                end = max(end, loop.ends_ms[-1])  # finished in order
-                loop.ends_ms = [*loop.ends_ms[1:], end]
-            else:
-                loop.ends_ms[0] = end
-            loop.count = number + 1
-            times = Iteration(begun, rolled, training, trained, end)
-            found.append((member.job_id, times))
+            if loop.away_ms and loop.away_ms > max(free_ms[one] for one in loop.rollout):
+                continue
+            found.append((loop.member.job_id, self._turn(loop, phases)))
+        if not found:
+            going = [loop for loop in self._round if loop.count != loop.limit]
+            if going:
+                first = min(going, key=lambda loop: loop.away_ms)
+                found.append((first.member.job_id, self._turn(first, phases)))
         return found
+
+    def _turn(self, loop: _Loop, phases: Phases) -> Iteration:
+        free_ms = self._free_ms
+        rollout, train, off = phases(loop.member, loop.count)
+        begun = loop.ends_ms[0]
+        for one in loop.rollout:
+            if free_ms[one] > begun:
+                begun = free_ms[one]
+        rolled = training = begun + rollout
+        for one in loop.rollout:
+            free_ms[one] = rolled
+        for one in loop.train:
+            if free_ms[one] > training:
+                training = free_ms[one]
+        trained = training + train
+        for one in loop.train:
+            free_ms[one] = trained
+        end = trained + off
+        if loop.stale:
+            end = max(end, loop.ends_ms[-1])  # finished in order
+            loop.ends_ms = [*loop.ends_ms[1:], end]
+        else:
+            loop.ends_ms[0] = end
+        loop.count += 1
+        loop.away_ms = 0
+        return Iteration(begun, rolled, training, trained, end)
 
 
 def times(

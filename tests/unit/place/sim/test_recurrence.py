@@ -78,7 +78,7 @@ def test_a_member_that_joins_is_ready_no_earlier_than_told_and_the_others_keep_t
     one = Recurrence()
     one.set_members([first])
     assert [times.end_ms for _, times in one.go_round(phases)] == [8000]
-    one.set_members([first, second], ready_ms=9000)
+    one.set_members([first, second], ready_ms={JobId("j-b"): 9000})
     done = dict(one.go_round(phases))
     assert done[JobId("j-a")].rollout_ms == 8000
     assert done[JobId("j-b")].rollout_ms == 13_000  # when the first has left the rollout node
@@ -93,6 +93,49 @@ def test_a_member_that_leaves_is_gone_from_the_next_round_on(lab):
     one.go_round(phases)
     one.set_members([second])
     assert [job for job, _ in one.go_round(phases)] == ["j-b"]
+
+
+def test_a_member_that_is_away_loses_its_turns_until_it_is_back(lab):
+    first, second = lab.member("a", 5, 3), lab.member("b", 4, 2)
+    phases = recurrence.drawn(Fixed(), seed=0)
+    one = Recurrence()
+    one.set_members([first, second], ready_ms={JobId("j-b"): 20_000}, counts={JobId("j-b"): 7})
+    rounds = [dict(one.go_round(phases)) for _ in range(4)]
+    assert [sorted(done) for done in rounds] == [["j-a"], ["j-a"], ["j-a", "j-b"], ["j-a", "j-b"]]
+    assert rounds[2][JobId("j-b")].rollout_ms == 21_000
+    assert one.finished(JobId("j-b")) == 9
+
+
+def test_a_failed_iteration_is_repeated_when_the_job_is_back_and_the_others_go_on(lab):
+    first, second = lab.member("a", 5, 3), lab.member("b", 4, 2)
+    phases = recurrence.drawn(Fixed(), seed=0)
+    one = Recurrence()
+    one.set_members([first, second])
+    one.go_round(phases)
+    one.lose(JobId("j-b"), back_ms=30_000)
+    assert one.finished(JobId("j-b")) == 0
+    assert [job for job, _ in one.go_round(phases)] == ["j-a"]
+    while JobId("j-b") not in (done := dict(one.go_round(phases))):
+        pass
+    assert done[JobId("j-b")].rollout_ms >= 30_000
+    assert one.begin_ms == one.ready_ms(JobId("j-a"))
+
+
+def test_a_job_that_is_alone_and_away_goes_on_when_it_is_back(lab):
+    one = Recurrence()
+    one.set_members([lab.member("a", 5, 3)], ready_ms={JobId("j-a"): 4000})
+    done = dict(one.go_round(recurrence.drawn(Fixed(), seed=0)))
+    assert done[JobId("j-a")].rollout_ms == 4000
+
+
+def test_a_group_whose_jobs_have_all_ended_has_no_round(lab):
+    phases = recurrence.drawn(Fixed(), seed=0)
+    one = Recurrence()
+    one.set_members([lab.member("a", 5, 3)], limits={JobId("j-a"): 1})
+    assert one.begin_ms == 0
+    assert len(one.go_round(phases)) == 1
+    assert one.begin_ms is None
+    assert one.go_round(phases) == []
 
 
 def test_a_phase_takes_microseconds(lab):

@@ -216,6 +216,8 @@ class Index:
         if target is None:
             self.known.hold(assignment.added_nodes)
             founded = founded_by(job_id)
+            while founded in self._rows:  # it founded one before, which others hold now
+                founded = GroupId(f"{founded}+")
             self._insert(
                 CoExecGroup(
                     id=founded,

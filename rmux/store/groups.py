@@ -9,17 +9,25 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from rmux.cluster import DeviceId
+from rmux.cluster import DeviceId, Node
 from rmux.errors import ConflictError, NotFoundError
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, CoExecGroup, Member, Placement
+from rmux.group import (
+    Assignment,
+    CoExecGroup,
+    Member,
+    Placement,
+    fitted_profile,
+    solo_s,
+)
 from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import JobState
 from rmux.store import jobs as stored_jobs
 from rmux.store import revision as stored_revision
 from rmux.store.documents import from_document
 from rmux.store.engine import Conn
-from rmux.store.schema import group_nodes, groups, jobs, members, profiles
+from rmux.store.pools import node_row
+from rmux.store.schema import group_nodes, groups, jobs, members, nodes, pools, profiles
 
 
 def revision(conn: Conn) -> int:
@@ -56,6 +64,7 @@ def apply(
     target = assignment.group_id or group_id
     _raise_rotation(conn, target, create=assignment.group_id is None)
     _remove_nodes(conn, target, assignment.removed_nodes)
+    _gain_nodes(conn, assignment.new_nodes)
     _add_nodes(conn, target, assignment.added_nodes)
     conn.execute(members.delete().where(members.c.job_id == job.id))
     conn.execute(
@@ -174,6 +183,7 @@ def _member_query(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
             jobs.c.name,
             jobs.c.state,
             sa.func.coalesce(jobs.c.spec["slo"].as_float(), 2.0).label("slo"),
+            sa.func.coalesce(jobs.c.spec["train"]["devices"].as_integer(), 1).label("asked"),
             sa.func.coalesce(jobs.c.spec["max_staleness"].as_integer(), 0).label("max_staleness"),
             sa.func.coalesce(jobs.c.spec["max_repeats"].as_integer(), 1).label("max_repeats"),
             sa.func.coalesce(jobs.c.spec["tenant"].as_string(), "").label("tenant"),
@@ -190,14 +200,16 @@ def _member_query(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 def _member(row: Any) -> Member:
+    profile = from_document(JobProfile, row.document)
+    train = tuple(DeviceId.parse(text) for text in row.train)
+    fitted = fitted_profile(profile, asked=row.asked, train=train)
     return Member(
         job_id=JobId(row.job_id),
         name=row.name,
         slo=float(row.slo),
-        profile=from_document(JobProfile, row.document),
+        profile=fitted,
         placement=Placement(
-            rollout=tuple(DeviceId.parse(text) for text in row.rollout),
-            train=tuple(DeviceId.parse(text) for text in row.train),
+            rollout=tuple(DeviceId.parse(text) for text in row.rollout), train=train
         ),
         state=JobState(row.state),
         max_staleness=row.max_staleness,
@@ -205,6 +217,7 @@ def _member(row: Any) -> Member:
         tenant=row.tenant,
         priority=row.priority,
         movable=bool(row.movable),
+        asked_solo_s=0.0 if fitted is profile else solo_s(profile, max_staleness=row.max_staleness),
     )
 
 
@@ -223,6 +236,25 @@ def _raise_rotation(conn: Conn, group_id: str, *, create: bool) -> None:
     )
     if changed.rowcount == 0:
         raise NotFoundError(f"no group {group_id!r}", hint="rmux group ls")
+
+
+def _gain_nodes(conn: Conn, gained: Iterable[Node]) -> None:
+    """Nodes of elastic pools; they stay when no group holds them any more."""
+    for node in gained:
+        last = conn.execute(sa.select(sa.func.max(nodes.c.position))).scalar()
+        limit, listed = conn.execute(
+            sa.select(pools.c.max_nodes, sa.func.count(nodes.c.id))
+            .outerjoin(nodes, nodes.c.pool == pools.c.name)
+            .where(pools.c.name == node.pool)
+            .group_by(pools.c.name, pools.c.max_nodes)
+        ).one()
+        if listed >= limit:
+            raise ConflictError(
+                f"pool {node.pool} has {listed} nodes and may grow to {limit}",
+                code="pool.full",
+                details={"pool": node.pool},
+            )
+        conn.execute(nodes.insert().values(id=node.id, **node_row(node, 1 + (last or 0))))
 
 
 def _add_nodes(conn: Conn, group_id: str, added: Iterable[NodeId]) -> None:

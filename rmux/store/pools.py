@@ -188,7 +188,7 @@ def _write(conn: Conn, cluster: Cluster) -> None:
             conn.execute(pools.insert().values(name=pool.name, **values))
         for node in pool.nodes:
             position += 1
-            row = _row(node, position)
+            row = node_row(node, position)
             if node.id in known_nodes:
                 conn.execute(nodes.update().where(nodes.c.id == node.id).values(row))
             else:
@@ -215,7 +215,8 @@ def _sharing(conn: Conn) -> dict[str, Any]:
     }
 
 
-def _row(node: Node, position: int) -> dict[str, Any]:
+def node_row(node: Node, position: int) -> dict[str, Any]:
+    """The columns of a node but its id."""
     return {
         "pool": node.pool,
         "position": position,

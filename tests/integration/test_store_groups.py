@@ -177,3 +177,47 @@ def test_the_state_shows_groups_that_hold_something_and_pending_jobs_with_a_prof
     assert [pending.job.id for pending in seen.pending] == ["j-000003"]
     assert seen.pending[0].profile == samples.profile()
     assert [node.id for node in seen.free_nodes("rollout")] == ["r1"]
+
+
+def elastic(samples, *, most):
+    cluster = samples.cluster()
+    rollout, train = cluster.pools
+    return dataclasses.replace(cluster, pools=(dataclasses.replace(rollout, max_nodes=most), train))
+
+
+def test_an_elastic_pool_gains_the_nodes_of_a_decision_and_keeps_them_when_freed(filled, samples):
+    new = dataclasses.replace(samples.node("rollout-3", "rollout"), host="rollout-3")
+    assigned = samples.assignment(rollout=("rollout-3",))
+    with filled.write() as conn:
+        pools.save(conn, elastic(samples, most=3))
+        put(conn, dataclasses.replace(assigned, new_nodes=(new,)))
+        assert pools.load(conn).pool("rollout").nodes[-1] == new
+        assert groups.get(conn, "g-000001").nodes == ("rollout-3", "t0")
+        groups.remove_member(conn, "j-000001")
+        now = state.load(conn)
+    assert [node.id for node in now.free_nodes("rollout")] == ["r0", "r1", "rollout-3"]
+
+
+def test_a_pool_does_not_grow_beyond_its_limit(filled, samples):
+    new = samples.node("rollout-3", "rollout")
+    assigned = samples.assignment(rollout=("rollout-3",))
+    with filled.write() as conn:
+        pools.save(conn, elastic(samples, most=2))
+    with pytest.raises(ConflictError, match="has 2 nodes and may grow to 2") as caught:  # noqa: SIM117
+        with filled.write() as conn:
+            put(conn, dataclasses.replace(assigned, new_nodes=(new,)))
+    assert caught.value.code == "pool.full"
+    with filled.read() as conn:
+        assert groups.ls(conn, all=True) == []
+
+
+def test_a_member_on_fewer_train_devices_than_it_asked_for_is_planned_slower(filled, samples):
+    job = samples.job("j-000009", name="wide", profile="p-1")
+    spec = dataclasses.replace(job.spec, train=dataclasses.replace(job.spec.train, devices=2))
+    with filled.write() as conn:
+        jobs.insert(conn, dataclasses.replace(job, spec=spec))
+        put(conn, samples.assignment("j-000009"))
+        member = groups.get(conn, "g-000001").members[0]
+    asked = samples.profile()
+    assert member.profile.train.worst_s == 2 * asked.train.worst_s
+    assert member.solo_s == asked.solo_s

@@ -13,6 +13,7 @@ from rmux.errors import CheckError
 from rmux.estimate import JobProfile, PhaseEstimate, ProfileSource
 from rmux.ids import ProfileId
 from rmux.job import JobSpec
+from rmux.profile.tokens import reward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,8 @@ def fit(
     """A profile whose worst case is the longest run seen, scaled to the token limit.
 
     A rollout is scaled by its longest response, a train phase by the tokens it trained on; where
-    lengths are not known nothing is scaled. CheckError when there are no runs.
+    lengths are not known nothing is scaled. Rewards run outside the phases that are timed, so the
+    worst rollout gets their stated time on top. CheckError when there are no runs.
     """
     if not samples.rollout_s or not samples.train_s:
         raise CheckError(
@@ -92,7 +94,10 @@ def fit(
         train_hardware=train_hardware,
         rollout=_phase(
             samples.rollout_s,
-            _scaled(samples.rollout_s, samples.longest_tokens, rollout.max_tokens),
+            [
+                run_s + reward_s(spec)
+                for run_s in _scaled(samples.rollout_s, samples.longest_tokens, rollout.max_tokens)
+            ],
             switch_s=_most(samples.rollout_switch_s),
             cold_s=samples.rollout_cold_s,
         ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rmux.job import JobSpec
 from rmux.profile.footprint import ModelShape
 from rmux.profile.hardware import Hardware
-from rmux.profile.tokens import Workload, workload_of
+from rmux.profile.tokens import Workload, reward_s, workload_of
 
 LOCAL_BYTES_PER_S = 2e9
 """Weights between processes of one host, when no link rate is declared."""
@@ -50,8 +50,7 @@ def estimate(
     link_bytes_per_s = LOCAL_BYTES_PER_S if link_bps is None else link_bps / 8
     checkpoint_bytes = train_state_bytes * spec.train.devices
     return Estimate(
-        rollout_s=rollout_s(spec, shape, rollout, work)
-        + spec.reward.seconds_per_sample * spec.rollout.num_samples,
+        rollout_s=rollout_s(spec, shape, rollout, work) + reward_s(spec),
         train_s=train_s(shape, train, work),
         rollout_switch_s=rollout.switch_overhead_s + weights / rollout.host_bytes_per_s,
         train_switch_s=train.switch_overhead_s + _move_s(train, train_state_bytes),

@@ -49,3 +49,15 @@ def workload_of(spec: JobSpec, *, kv_bytes_per_token: int) -> Workload:
         train_sequences=trained,
         micro_batches=-(-trained // train.micro_batch),
     )
+
+
+def reward_s(spec: JobSpec) -> float:
+    """Longest time that the rewards of one iteration take, seconds.
+
+    The recipe scores between the phases, when its own rollout is over and its train has not begun.
+    A plan adds it to the rollout: holding the devices that long is never shorter than what happens.
+    Each call takes the time that the spec states for it, and none is waited for beyond its
+    deadline; calls run one after the other at worst. A spec that states no time plans for none.
+    """
+    reward = spec.reward
+    return spec.rollout.num_samples * min(reward.seconds_per_sample, reward.timeout_s)

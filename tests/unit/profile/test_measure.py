@@ -10,7 +10,7 @@ import pytest
 from rmux.errors import CheckError
 from rmux.estimate import ProfileSource
 from rmux.ids import ProfileId
-from rmux.job import CheckpointSpec, JobSpec, RolloutSpec
+from rmux.job import CheckpointSpec, JobSpec, RewardSpec, RolloutSpec
 from rmux.profile.measure import Samples, fit
 
 SPEC = JobSpec(
@@ -54,6 +54,15 @@ def test_the_worst_case_is_the_longest_run_and_the_expected_the_median():
     assert (profile.train.worst_s, profile.train.num_samples) == (2.2, 3)
     assert (profile.sync_s, profile.rollout.switch_s, profile.rollout.cold_s) == (0.3, 0.2, 8.0)
     assert profile.engines == (("vllm", "0.32"),)
+
+
+def test_the_rewards_stated_time_is_in_the_worst_rollout_up_to_its_deadline():
+    # 10 samples of 0.3 s each, between the phases that are timed.
+    slow = replace(SPEC, reward=RewardSpec(seconds_per_sample=0.3, timeout_s=10.0))
+    assert fitted(SEEN, slow).rollout.worst_s == pytest.approx(6.0 + 3.0)
+    assert fitted(SEEN, slow).rollout.expected_s == 5.0
+    cut = replace(SPEC, reward=RewardSpec(seconds_per_sample=30.0, timeout_s=0.5))
+    assert fitted(SEEN, cut).rollout.worst_s == pytest.approx(6.0 + 5.0)
 
 
 def test_a_run_with_short_responses_is_scaled_to_the_token_limit():

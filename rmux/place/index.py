@@ -96,6 +96,16 @@ class Index:
             [stock.usd_per_device_h * stock.held_devices for stock in self.known.stocks.values()]
         )
 
+    def planned_sync_s(self, job_id: str) -> float:
+        """Longest sync of a job when all others on its link sync at the worst time, seconds.
+
+        Without a declared link: the sync alone. NotFoundError when the job is in no group.
+        """
+        row = self._row_of(job_id)
+        if self.links is not None and (link := self.links.link_of(row)) is not None:
+            return self.links.planned(link)[JobId(job_id)]
+        return next(m.profile.sync_s for m in row.members if m.job_id == job_id)
+
     def row(self, group_id: str) -> Row:
         row = self._rows.get(GroupId(group_id))
         if row is None:

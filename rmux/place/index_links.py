@@ -77,6 +77,8 @@ class Crowding:
         return self._broken[link]
 
     def _broken_in(self, row: Row, syncs_s: dict[JobId, float]) -> str:
+        if _stands(row, syncs_s, margin=self._margin):
+            return ""
         for job_id, name, iteration_s, cap_s in iterations_s(row, syncs_s):
             factor = 1 + self._margin if len(row.members) > 1 else 1.0
             if iteration_s * factor > cap_s * CLOSE:
@@ -86,6 +88,23 @@ class Crowding:
                     f"{format_duration(iteration_s * factor)} of {format_duration(cap_s)}"
                 )
         return ""
+
+
+def _stands(row: Row, syncs_s: dict[JobId, float], *, margin: float) -> bool:
+    """Whether the largest sum is known to be the period, and keeps every promise."""
+    if not row.plain or row.overlapping:
+        return False
+    waits_s = [
+        max(need.sync_s, syncs_s[member.job_id]) - need.sync_s
+        for member, need in zip(row.members, row.needs, strict=True)
+    ]
+    cycle_s = max([need.solo_s + wait_s for need, wait_s in zip(row.needs, waits_s, strict=True)])
+    period_s = max(cycle_s, row.load_s)
+    factor = 1 + margin if len(row.members) > 1 else 1.0
+    return (
+        row.train_off_s + sum(waits_s) <= period_s * CLOSE
+        and period_s * factor <= row.strict_cap_s * CLOSE
+    )
 
 
 def iterations_s(row: Row, syncs_s: dict[JobId, float]) -> list[tuple[JobId, str, float, float]]:

@@ -7,7 +7,9 @@ with n_k = 1 + floor(W / e_k) syncs that can fall into the time W when k takes e
 sync to the next; the link is full then, so this takes (x + sum_k min(x, n_k b_k)) / C. The rest
 moves at c_j. So W_j <= max over x in [0, b_j] of (b_j - x)/c_j + (x + sum_k min(x, n_k b_k)) / C:
 concave and piecewise linear in x, greatest where more than C/c_j - 1 others have bits left. W is on
-both sides through n_k, and the smallest solution is reached from below.
+both sides through n_k, and the smallest solution is reached from below. With more than `FEW` jobs
+on a link, n_k is counted for the longest sync of them all, which is no shorter: one pass for
+everybody.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from rmux.ids import JobId
 from rmux.place.index_needs import Needs
 from rmux.place.index_row import Row
 from rmux.place.inventory import Inventory
+
+FEW = 64
 
 _ROUNDS = 200
 """Times the number of overlapping syncs is counted again before the plan is given up."""
@@ -51,6 +55,10 @@ def worst_syncs_s(transfers: Sequence[Needs], rate_bps: float) -> list[float]:
     """
     if len(transfers) < 2:
         return [_alone_s(one, rate_bps) for one in transfers]
+    if len(transfers) > FEW:
+        from rmux.place.link_columns import worst_of_many_s
+
+        return worst_of_many_s(transfers, rate_bps, rounds=_ROUNDS)
     sizes = sorted(one.bits for one in transfers)
     sums = [0.0, *accumulate(sizes)]
     soonest_s = min(one.expected_s for one in transfers)

@@ -31,12 +31,12 @@ from rmux.ids import GroupId
 from rmux.job import Reason
 from rmux.place import charge
 from rmux.place.deadline import earliest_finish_s, late, preferring_deadline
-from rmux.place.reserve import Reservation, held_back, reservation, reserved
+from rmux.place.reserve import Reservation, fits, held_back, reservation, reserved
 from rmux.units import format_usd_per_h
 
-__all__ = ["Reservation", "added_usd_per_h", "earliest_finish_s", "effective_priority"]
-__all__ += ["held_back", "late", "order", "over_quota", "preferring_deadline", "quota_refusal"]
-__all__ += ["reservation", "reserved", "waited_s"]
+__all__ = ["Reservation", "added_usd_per_h", "earliest_finish_s", "effective_priority", "fits"]
+__all__ += ["held_back", "late", "order", "over", "over_quota", "preferring_deadline"]
+__all__ += ["quota_refusal", "reservation", "reserved", "waited_s"]
 
 _EXACT = 1 + 1e-9
 """A charge that differs from its quota by rounding only is within it."""
@@ -80,7 +80,7 @@ def over_quota(
     `charged` is `charge.by_tenant(state)`, if it is known. `quota_refusal` is the whole rule.
     """
     now_usd_per_h = charge.by_tenant(state) if charged is None else charged
-    return _over(state.cluster, job.spec.tenant, added_usd_per_h, now_usd_per_h)
+    return over(state.cluster, job.spec.tenant, added_usd_per_h, now_usd_per_h)
 
 
 def quota_refusal(
@@ -101,7 +101,7 @@ def quota_refusal(
         return None
     before = charge.by_tenant(state) if charged is None else charged
     for tenant, added in added_usd_per_h(state, job, assignment).items():
-        reason = _over(state.cluster, tenant, added, before)
+        reason = over(state.cluster, tenant, added, before)
         if reason is not None:
             return reason
     return None
@@ -126,7 +126,8 @@ def added_usd_per_h(
     return added
 
 
-def _over(cluster: Cluster, name: str, added: float, charged: Mapping[str, float]) -> Reason | None:
+def over(cluster: Cluster, name: str, added: float, charged: Mapping[str, float]) -> Reason | None:
+    """Why a tenant may not be charged `added` USD/h more; None when it may."""
     tenant = _declared(cluster).get(name)
     before = charged.get(name, 0.0)
     if tenant is None or not tenant.quota_usd_per_h or added <= 0:

@@ -18,6 +18,7 @@ from rmux.cluster import NodePool, PoolKind
 from rmux.group import ClusterState, CoExecGroup, PendingJob
 from rmux.ids import GroupId, JobId, NodeId, PoolName
 from rmux.job import Reason
+from rmux.place.index import Index
 from rmux.units import format_duration
 
 
@@ -84,6 +85,12 @@ def held_back(state: ClusterState, kept: Reservation) -> ClusterState:
 
     pools = tuple(seen(pool) for pool in state.cluster.pools)
     return replace(state, cluster=replace(state.cluster, pools=pools))
+
+
+def fits(state: ClusterState, job: PendingJob) -> bool:
+    """Whether the job would be admitted now."""
+    decision = Index.of(state).decide(spec=job.spec, profile=job.profile, job_id=job.job.id)
+    return decision.admitted
 
 
 def reserved(kept: Reservation) -> Reason:

@@ -103,24 +103,42 @@ class PeriodPart(Part):
 
 
 class LinkPart(Part):
+    """`sync_s`: the job's own sync with the worst overlap of all others on the link."""
+
     source: str
     target: str
     load_bps: float
     rate_bps: float
+    sync_s: float
+
+
+class BoundPart(ReasonPart):
+    """A reason with what it is of (job, node, device or link) and its numbers by name."""
+
+    subject: str | None
+    numbers: dict[str, float]
 
 
 class CandidatePart(Part):
-    """One place. `verdict`: chosen, feasible (another is preferred) or refused."""
+    """One place. `verdict`: chosen, feasible (another is preferred) or refused.
+
+    `reasons`: what speaks against it, every bound that does not hold, then what the period is bound
+    by (cycle, rollout_load, train_load, order) and the nearest cap.
+    """
 
     kind: str
     group: str | None
     """Null for a new group."""
     verdict: str
-    reasons: tuple[ReasonPart, ...]
+    reasons: tuple[BoundPart, ...]
     marginal_usd_per_h: float | None
     rollout: tuple[str, ...]
     train: tuple[str, ...]
     added_nodes: tuple[str, ...]
+    new_nodes: tuple[str, ...]
+    """Those of the added nodes that elastic pools would gain."""
+    turns: tuple[str, ...]
+    """The group's round, where it is not the order of joining."""
     overlapping: bool
     period: PeriodPart | None
     slo: tuple[PlannedSlowdownPart, ...]
@@ -140,6 +158,8 @@ class PlacementDocument(Document):
     """Index into `candidates`."""
     rule: str
     margin: float
+    margin_usd_per_h: float
+    """What the margin adds to the marginal price."""
     objective: str
     revision: int
     spec_hash: str

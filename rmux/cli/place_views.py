@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rmux.cli.documents_jobs import ReasonPart
 from rmux.cli.documents_place import (
+    BoundPart,
     CandidatePart,
     EnginePart,
     HardwarePart,
@@ -129,6 +130,7 @@ def placement_document(
         chosen=decision.chosen,
         rule=decision.rule,
         margin=decision.margin,
+        margin_usd_per_h=decision.margin_usd_per_h,
         objective="marginal_usd_per_h",
         revision=decision.revision,
         spec_hash=profile.spec_hash,
@@ -150,13 +152,13 @@ def _candidate(one: Candidate, margin: float) -> CandidatePart:
         kind=one.kind.value,
         group=one.group_id,
         verdict=one.verdict.value,
-        reasons=()
-        if one.reason.code == "none"
-        else (ReasonPart(code=one.reason.code, message=one.reason.message),),
+        reasons=tuple(_reasons(one)),
         marginal_usd_per_h=one.marginal_usd_per_h,
         rollout=() if placement is None else tuple(map(str, placement.rollout)),
         train=() if placement is None else tuple(map(str, placement.train)),
         added_nodes=one.added_nodes,
+        new_nodes=tuple(node.id for node in one.new_nodes),
+        turns=one.turns,
         overlapping=one.overlapping,
         period=None
         if period is None
@@ -194,8 +196,22 @@ def _candidate(one: Candidate, margin: float) -> CandidatePart:
             target=link.link.target,
             load_bps=link.load_bps,
             rate_bps=link.link.rate_bps,
+            sync_s=link.sync_s,
         ),
     )
+
+
+def _reasons(one: Candidate) -> Iterator[BoundPart]:
+    reason = one.reason
+    if reason.code != "none" and reason.message not in {bound.message for bound in one.bounds}:
+        yield BoundPart(code=reason.code, message=reason.message, subject=None, numbers={})
+    for bound in one.bounds:
+        yield BoundPart(
+            code=bound.code,
+            message=bound.message,
+            subject=bound.subject or None,
+            numbers=dict(bound.numbers),
+        )
 
 
 def summary(decision: Decision) -> str:
@@ -210,6 +226,13 @@ def summary(decision: Decision) -> str:
         f"  slowdown  {', '.join(_slowdowns(best))}",
         f"  devices   rollout {rollout}  train {train}",
     ]
+    if best.turns:
+        names = {one.job_id: one.name for one in best.slowdowns}
+        lines.append(f"  round     {', '.join(names[job] for job in best.turns)}")
+    if best.new_nodes:
+        lines.append(f"  new nodes {' '.join(node.id for node in best.new_nodes)}")
+    if decision.margin_usd_per_h:
+        lines.append(f"  margin    {decision.margin_usd_per_h:+.2f} USD/h of that")
     return "\n".join(lines)
 
 

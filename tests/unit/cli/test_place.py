@@ -95,6 +95,24 @@ def test_explain_in_json_carries_the_same_numbers(cluster, run):
     assert found["profile"]["schema"] == "rmux.profile/v1"
     refused = found["candidates"][-1]
     assert (refused["verdict"], refused["reasons"][0]["code"]) == ("refused", "capacity")
+    assert [reason["code"] for reason in best["reasons"]] == ["cycle", "cap"]
+    assert best["reasons"][0]["numbers"] == {"binding_s": 8.0, "period_s": 8.0}
+    assert (best["reasons"][1]["subject"], best["reasons"][1]["numbers"]["cap_s"]) == ("a", 16.0)
+
+
+def test_a_refused_candidate_names_the_binding_term_and_whose_cap_it_breaks(cluster, run):
+    run("job", "submit", "tight.toml")
+    code, out, _ = run("place", "b.toml", "--explain", "--json")
+    reasons = json.loads(out)["candidates"][0]["reasons"]
+    assert code == 3
+    assert [reason["code"] for reason in reasons] == ["slo", "cycle", "cap"]
+    assert reasons[0]["subject"] == "tight"
+    assert reasons[0]["numbers"] == {
+        "planned_s": 8.0,
+        "cap_s": 6.0,
+        "slowdown": pytest.approx(8 / 6),
+        "limit": 1.0,
+    }
 
 
 def test_no_place_is_exit_3_with_the_bound_that_fails(cluster, run):

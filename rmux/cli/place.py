@@ -30,11 +30,15 @@ Slo = Annotated[
     typer.Option("--slo", metavar="X", help="Accept this slowdown instead of the spec's."),
 ]
 Rule = Annotated[
-    str,
-    typer.Option("--rule", metavar="interval|paper", help="Admission rule; paper = Algorithm 1."),
+    str | None,
+    typer.Option(
+        "--rule",
+        metavar="interval|paper",
+        help="Admission rule instead of the cluster's; paper = Algorithm 1.",
+    ),
 ]
 Margin = Annotated[
-    float,
+    float | None,
     typer.Option("--margin", metavar="X", help="Plan with periods longer by this fraction."),
 ]
 
@@ -55,8 +59,8 @@ def plan(
         str | None, typer.Option("--group", metavar="GROUP", help="Look at this group only.")
     ] = None,
     slo: Slo = None,
-    rule: Rule = "interval",
-    margin: Margin = 0.0,
+    rule: Rule = None,
+    margin: Margin = None,
 ) -> int:
     """Show where a job would go now, what it costs and who gets slower. Reserves nothing.
 

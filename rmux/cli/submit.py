@@ -51,8 +51,8 @@ def submit(
     slo: Slo = None,
     idempotency_key: Key = None,
     placement: PlacementFile = None,
-    rule: Rule = "interval",
-    margin: Margin = 0.0,
+    rule: Rule = None,
+    margin: Margin = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is done.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -90,8 +90,8 @@ def submit(
 class _Pinned:
     """How to decide; with `--placement` also the state and the spec it was decided for."""
 
-    rule: str
-    margin: float
+    rule: str | None
+    margin: float | None
     revision: int | None = None
     spec_hash: str | None = None
 

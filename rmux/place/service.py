@@ -44,8 +44,8 @@ def plan(
     spec: JobSpec,
     profile: JobProfile,
     *,
-    rule: str = "interval",
-    margin: float = 0.0,
+    rule: str | None = None,
+    margin: float | None = None,
     group: GroupId | None = None,
 ) -> Decision:
     """Where the job would go now. Writes nothing."""
@@ -57,7 +57,12 @@ def plan(
 
 
 def place_job(
-    store: Store, job_id: JobId, *, ids: IdSource, rule: str = "interval", margin: float = 0.0
+    store: Store,
+    job_id: JobId,
+    *,
+    ids: IdSource,
+    rule: str | None = None,
+    margin: float | None = None,
 ) -> Decision:
     """Place one pending job, or write down why it has to wait.
 
@@ -78,7 +83,7 @@ def place_job(
 
 
 def settle_pending(
-    store: Store, *, ids: IdSource, rule: str = "interval", margin: float = 0.0
+    store: Store, *, ids: IdSource, rule: str | None = None, margin: float | None = None
 ) -> tuple[Decision, ...]:
     """Place what can be placed of the pending jobs, oldest first, in one transaction.
 
@@ -105,8 +110,8 @@ def submit(
     profile: JobProfile,
     *,
     ids: IdSource,
-    rule: str = "interval",
-    margin: float = 0.0,
+    rule: str | None = None,
+    margin: float | None = None,
     by_name: bool = False,
     revision: int | None = None,
     dry_run: bool = False,

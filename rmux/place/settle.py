@@ -13,7 +13,7 @@ from rmux.place.decision import Decision
 
 
 def settle(
-    state: ClusterState, *, rule: str = "interval", margin: float = 0.0
+    state: ClusterState, *, rule: str | None = None, margin: float | None = None
 ) -> tuple[Decision, ...]:
     """One decision per pending job, oldest first, each from the state that the others lead to.
 

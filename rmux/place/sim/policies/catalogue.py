@@ -59,6 +59,18 @@ def _rollmux(setting: Setting, *, rule: str = "interval", rebalance: bool = Fals
     return RollMux(setting.world, sharing=sharing)
 
 
+def _solo(setting: Setting) -> Policy:
+    from rmux.place.sim.policies.solo import Solo
+
+    return Solo(setting.world)
+
+
+def _colocate(setting: Setting) -> Policy:
+    from rmux.place.sim.policies.colocate import Colocate
+
+    return Colocate(setting.world)
+
+
 POLICIES: dict[str, Entry] = {
     "rollmux": Entry(
         "rmux: the interval rule, and moves where they pay",
@@ -68,4 +80,6 @@ POLICIES: dict[str, Entry] = {
     "rollmux-paper": Entry(
         "Algorithm 1 of RollMux to the letter", lambda setting: _rollmux(setting, rule="paper")
     ),
+    "solo": Entry("Solo-D: nodes of their own for every job", _solo),
+    "colocate": Entry("veRL: both phases of a job on its train nodes", _colocate),
 }

@@ -21,6 +21,10 @@ class MemberPart(Part):
     slowdown: SlowdownPart
     solo_s: float
     """Planned period alone, seconds."""
+    tenant: str
+    """Empty for nobody's."""
+    usd_per_h: float
+    """What it is charged of the group's price; all members' add up to it."""
     rollout: tuple[str, ...]
     train: tuple[str, ...]
     last_iterations_s: tuple[float, ...]
@@ -71,6 +75,8 @@ class GroupDocument(Document):
     binding: str | None
     """What the period is bound by."""
     usd_per_h: float
+    charged_by: str
+    """'measured': device-seconds held lately; 'planned' until every member has held some."""
     nodes: tuple[str, ...]
     rotation_version: int
     members: tuple[MemberPart, ...]

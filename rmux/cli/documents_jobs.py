@@ -45,6 +45,13 @@ class JobDocument(Document):
     observed_at: Instant
     reason: ReasonPart
     group: str | None
+    usd_per_h: float | None
+    """Its share of the group's price; null when it is in none."""
+    tenant: str
+    """Empty for nobody's."""
+    priority: int
+    deadline_s: float
+    """Counted from `created_at`; 0 for none."""
     user: str
     labels: dict[str, str]
     slo: SloPart

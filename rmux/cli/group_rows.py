@@ -51,7 +51,7 @@ def text(group: GroupDocument) -> str:
     lines = [
         f"group       {group.id} {group.status.upper()}",
         f"period      {period}{bound}",
-        f"price       {units.format_usd_per_h(group.usd_per_h)}",
+        f"price       {units.format_usd_per_h(group.usd_per_h)}, charged as {group.charged_by}",
         f"nodes       {', '.join(group.nodes) or '-'}",
         f"controller  {served}",
     ]
@@ -78,6 +78,8 @@ def members(group: GroupDocument) -> Table:
             Column("ITER", right=True),
             Column("SLOWDOWN", right=True),
             Column("ALONE", right=True),
+            Column("USD/H", right=True),
+            Column("TENANT", wide=True),
             "LAST ITERATIONS",
             "DEVICES",
         ),
@@ -92,6 +94,8 @@ def members(group: GroupDocument) -> Table:
                 f"{member.iteration}/{member.iterations}",
                 slowdown_text(member.slowdown.now, member.slo.max_slowdown),
                 units.format_duration(member.solo_s),
+                f"{member.usd_per_h:.2f}",
+                member.tenant or None,
                 " ".join(units.format_duration(s) for s in member.last_iterations_s) or None,
                 ",".join((*member.rollout, *member.train)),
             )

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rmux import timeline
+from rmux.cli import charges
+from rmux.cli.charges import Charge
 from rmux.cli.documents_groups import GroupDocument
 from rmux.cli.progress import pace_of
 from rmux.clock import SystemClock, boot_id
@@ -42,6 +44,7 @@ class Look:
     at: datetime
     resident_bytes: Mapping[NodeId, int]
     """Host memory of what runs for each node, as the controller there is now journaled it last."""
+    charge: Charge
 
     @property
     def status(self) -> str:
@@ -79,7 +82,7 @@ def look(
     """
     from rmux.store import events, groups, jobs, leases, pools, requests
 
-    group = groups.get(conn, group_id)
+    group, cluster = groups.get(conn, group_id), pools.load(conn)
     clock = SystemClock()
     now_s = clock.now_s()
     if recent is None:
@@ -87,7 +90,7 @@ def look(
     lease = leases.live(conn, requests.controller_lease(group_id), now_s=now_s, boot_id=boot_id())
     return Look(
         group=group,
-        cluster=pools.load(conn),
+        cluster=cluster,
         jobs={member.job_id: jobs.get(conn, member.job_id) for member in group.members},
         lease=lease,
         events=tuple(event for event in recent if event.at_s >= now_s - window_s),
@@ -95,6 +98,7 @@ def look(
         now_s=now_s,
         at=datetime.now(UTC),
         resident_bytes={} if lease is None else _resident_bytes(conn, group_id, lease.epoch),
+        charge=charges.of_group(conn, group, cluster),
     )
 
 
@@ -170,7 +174,8 @@ def _fields(seen: Look) -> dict[str, Any]:
         "controller": None if lease is None else {"owner": lease.owner, "epoch": lease.epoch},
         "period_s": None if plan is None else plan.period_s,
         "binding": None if plan is None else f"{plan.binding} {_named(seen, plan.subject)}",
-        "usd_per_h": group.usd_per_h(seen.cluster),
+        "usd_per_h": seen.charge.usd_per_h,
+        "charged_by": seen.charge.basis,
         "nodes": group.nodes,
         "rotation_version": group.rotation_version,
         "members": [_member(seen, member) for member in group.members],
@@ -210,6 +215,8 @@ def _member(seen: Look, member: Member) -> dict[str, Any]:
             "period_s": pace.period_s,
         },
         "solo_s": member.profile.solo_s,
+        "tenant": member.tenant,
+        "usd_per_h": seen.charge.by_job[member.job_id],
         "rollout": [str(device) for device in member.placement.rollout],
         "train": [str(device) for device in member.placement.train],
         "last_iterations_s": seconds[-_ITERATIONS:],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rmux import units
@@ -27,6 +27,9 @@ COLUMNS = (
     "GROUP",
     Column("SLOWDOWN", right=True),
     "REASON",
+    Column("USD/H", right=True, wide=True),
+    Column("TENANT", wide=True),
+    Column("PRIORITY", right=True, wide=True),
     Column("USER", wide=True),
     Column("ATTEMPT", right=True, wide=True),
     Column("REWARD", right=True, wide=True),
@@ -50,7 +53,26 @@ def planned_solo_s(conn: Conn, jobs: Iterable[Job]) -> dict[str, float]:
     return {str(job): solo_s[profile] for job, profile in chosen.items()}
 
 
-def fields(job: Job, *, pace: Pace, solo_s: float | None, observed_at: datetime) -> dict[str, Any]:
+def charged_usd_per_h(conn: Conn, jobs: Iterable[Job]) -> dict[str, float]:
+    """What every job in a group is charged of its price now, USD/h."""
+    placed = [job for job in jobs if job.group_id is not None and not job.state.is_terminal]
+    if not placed:
+        return {}
+    from rmux.cli import charges
+
+    return {
+        str(job): usd for job, usd in charges.of_jobs(conn, [j.group_id for j in placed]).items()
+    }
+
+
+def fields(
+    job: Job,
+    *,
+    pace: Pace,
+    solo_s: float | None,
+    usd_per_h: float | None,
+    observed_at: datetime,
+) -> dict[str, Any]:
     """What `rmux.job/v1` says of a job."""
     return {
         "id": job.id,
@@ -59,6 +81,10 @@ def fields(job: Job, *, pace: Pace, solo_s: float | None, observed_at: datetime)
         "observed_at": observed_at,
         "reason": {"code": job.reason.code, "message": job.reason.message},
         "group": job.group_id,
+        "usd_per_h": usd_per_h,
+        "tenant": job.spec.tenant,
+        "priority": job.spec.priority,
+        "deadline_s": job.spec.deadline_s,
         "user": job.user,
         "labels": dict(job.spec.labels),
         "slo": {"max_slowdown": job.spec.slo},
@@ -85,17 +111,30 @@ def fields(job: Job, *, pace: Pace, solo_s: float | None, observed_at: datetime)
 
 def document(conn: Conn, job: Job) -> JobDocument:
     """One job as the document of `rmux job show`."""
-    now = datetime.now(UTC)
-    solo_s = planned_solo_s(conn, [job]).get(job.id)
-    return JobDocument(**fields(job, pace=read_pace(conn, job.id), solo_s=solo_s, observed_at=now))
+    return JobDocument(
+        **fields(
+            job,
+            pace=read_pace(conn, job.id),
+            solo_s=planned_solo_s(conn, [job]).get(job.id),
+            usd_per_h=charged_usd_per_h(conn, [job]).get(job.id),
+            observed_at=datetime.now(UTC),
+        )
+    )
 
 
 def records(conn: Conn, jobs: Iterable[Job]) -> tuple[JobDocument, ...]:
     found = list(jobs)
     now, pace, solo = datetime.now(UTC), paces(conn, found), planned_solo_s(conn, found)
+    charged = charged_usd_per_h(conn, found)
     return tuple(
         JobDocument(
-            **fields(job, pace=pace.get(job.id, Pace()), solo_s=solo.get(job.id), observed_at=now)
+            **fields(
+                job,
+                pace=pace.get(job.id, Pace()),
+                solo_s=solo.get(job.id),
+                usd_per_h=charged.get(job.id),
+                observed_at=now,
+            )
         )
         for job in found
     )
@@ -150,6 +189,9 @@ def _row(item: JobDocument) -> list[object]:
         item.group,
         slowdown_text(item.slowdown.now, item.slo.max_slowdown),
         reason,
+        None if item.usd_per_h is None else f"{item.usd_per_h:.2f}",
+        item.tenant or None,
+        item.priority,
         item.user or None,
         item.attempt,
         None if reward is None else f"{reward:.3f}",
@@ -157,6 +199,15 @@ def _row(item: JobDocument) -> list[object]:
         item.profile,
         labels_text(item.labels),
     ]
+
+
+def deadline_text(job: JobDocument) -> str | None:
+    """'2026-11-30 12:00:00+00:00 (2h after submission)'; None without one."""
+    if not job.deadline_s:
+        return None
+    at = job.created_at + timedelta(seconds=job.deadline_s)
+    local = at.astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{local} ({units.format_duration(job.deadline_s)} after submission)"
 
 
 def text(job: JobDocument) -> str:
@@ -178,6 +229,10 @@ def text(job: JobDocument) -> str:
         "state": state_text(job.state, job.desired),
         "reason": reason,
         "group": job.group,
+        "charged": None if job.usd_per_h is None else units.format_usd_per_h(job.usd_per_h),
+        "tenant": job.tenant or None,
+        "priority": job.priority,
+        "deadline": deadline_text(job),
         "phase": phase_text(job),
         "iteration": f"{job.iteration} of {job.iterations}",
         "period": period,

@@ -14,14 +14,18 @@ by rounding down.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rmux.cluster import Cluster
 from rmux.group import ClusterState, CoExecGroup, Member
 from rmux.ids import GroupId, JobId
+from rmux.timeline import Hold
 
 UNASSIGNED = "(unassigned)"
 """Who is charged for groups that hold nodes and have no member."""
+
+ENOUGH_HOLDS = 6
+"""Ended holds that each member needs before they are charged by: three iterations or so."""
 
 Held = Mapping[JobId, float]
 """Device-seconds that each job held."""
@@ -68,6 +72,23 @@ def planned_held_s(group: CoExecGroup, member: Member) -> float:
     once_s = profile.rollout.planned_s * len(placement.rollout)
     once_s += profile.train.planned_s * len(placement.train)
     return once_s * group.round.count(member.job_id)
+
+
+def measured_held_s(group: CoExecGroup, holds: Iterable[Hold]) -> Held | None:
+    """Device-seconds that the members held, from when each of them had begun to hold any.
+
+    None while one of them has fewer than `ENOUGH_HOLDS` that have ended: it starts, stands still,
+    or has just joined. Then the plan counts.
+    """
+    ended: dict[JobId, list[Hold]] = {member.job_id: [] for member in group.members}
+    for hold in holds:
+        if hold.job_id in ended and hold.end_s is not None:
+            ended[hold.job_id].append(hold)
+    since_s = max((held[0].start_s if held else math.inf for held in ended.values()), default=0.0)
+    counted = {job: [h for h in held if h.start_s >= since_s] for job, held in ended.items()}
+    if any(len(held) < ENOUGH_HOLDS for held in counted.values()):
+        return None
+    return {job: math.fsum(hold.seconds for hold in held) for job, held in counted.items()}
 
 
 def split(usd_per_h: float, weights: Mapping[JobId, float]) -> Mapping[JobId, float]:

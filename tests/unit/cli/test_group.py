@@ -261,3 +261,17 @@ def test_an_exported_trace_has_a_track_per_device_and_no_overlap(run, turning, t
 
 def _start(one):
     return one["ts"]
+
+
+def test_members_are_charged_the_group_and_the_basis_is_told(run, filled):
+    def shown():
+        return json.loads(run("group", "show", "g-000001", "--json")[1])
+
+    planned = shown()
+    assert planned["charged_by"] == "planned"
+    assert sum(one["usd_per_h"] for one in planned["members"]) == planned["usd_per_h"] > 0
+    filled.rounds(12)
+    measured = shown()
+    assert measured["charged_by"] == "measured"
+    assert sum(one["usd_per_h"] for one in measured["members"]) == planned["usd_per_h"]
+    assert "charged as measured" in run("group", "show", "g-000001")[1]

@@ -319,3 +319,17 @@ def test_pause_and_resume_ask_once_and_refuse_a_job_that_ends(run, filled):
     code, _, err = run("job", "resume", "code")
     assert code == 5
     assert "being cancelled" in err
+
+
+def test_a_job_tells_what_it_is_charged_and_a_waiting_one_that_it_is_not(run, filled):
+    items = json.loads(run("job", "ls", "--json")[1])["items"]
+    price = json.loads(run("group", "show", "g-000001", "--json")[1])["usd_per_h"]
+    assert items[0]["usd_per_h"] + items[1]["usd_per_h"] == price
+    assert items[2]["usd_per_h"] is None
+    assert (items[0]["tenant"], items[0]["priority"], items[0]["deadline_s"]) == ("", 0, 0.0)
+    shown = json.loads(run("job", "show", "math", "--json")[1])
+    assert shown["usd_per_h"] == items[0]["usd_per_h"]
+    assert f"charged    {shown['usd_per_h']:.2f} USD/h" in run("job", "show", "math")[1]
+    head = run("job", "ls", "-o", "wide")[1].splitlines()[0]
+    assert "USD/H" in head
+    assert "TENANT" in head

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from rmux.group import CoExecGroup
 from rmux.ids import GroupId, JobId, NodeId
+from rmux.job import Phase
 from rmux.place import charge
+from rmux.timeline import Hold
 
 
 def test_members_are_charged_by_the_device_seconds_they_hold(lab):
@@ -129,3 +131,33 @@ def test_the_sum_over_tenants_is_the_bill(lab, groups, price):
     held = sum(group.usd_per_h(state.cluster) for group in made)
     assert math.fsum(charge.by_tenant(state).values()) == pytest.approx(held, rel=1e-9)
     assert charge.bill_usd_per_h(state) == pytest.approx(held, rel=1e-9)
+
+
+def turn(job: str, device: str, start_s: float, end_s: float | None) -> Hold:
+    return Hold(
+        device=device,
+        job_id=JobId(job),
+        iteration=1,
+        phase=Phase.ROLLOUT,
+        start_s=start_s,
+        end_s=end_s,
+    )
+
+
+def test_what_members_held_is_counted_from_when_each_had_begun(lab):
+    group = lab.group(lab.member("a", 10, 10), lab.member("b", 10, 10))
+    before = [turn("j-a", "r0/0", at, at + 9) for at in range(0, 500, 10)]
+    both = [turn("j-b", "r0/0", at, at + 2) for at in range(500, 700, 10)]
+    both += [turn("j-a", "r0/0", at + 2, at + 8) for at in range(500, 700, 10)]
+    running = [turn("j-a", "t0/0", 700, None), turn("j-gone", "t0/0", 500, 600)]
+    held_s = charge.measured_held_s(group, [*before, *both, *running])
+    assert held_s == {"j-b": 20 * 2.0, "j-a": 20 * 6.0}
+
+
+def test_a_member_that_has_hardly_held_anything_leaves_it_to_the_plan(lab):
+    group = lab.group(lab.member("a", 10, 10), lab.member("b", 10, 10))
+    many = [turn("j-a", "r0/0", at, at + 9) for at in range(0, 500, 10)]
+    few = [turn("j-b", "t0/0", at, at + 9) for at in range(0, 50, 10)]
+    assert charge.measured_held_s(group, many) is None
+    assert charge.measured_held_s(group, [*many, *few]) is None
+    assert charge.measured_held_s(group, [*many, *few, turn("j-b", "t0/0", 90, 99)]) is not None

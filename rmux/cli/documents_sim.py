@@ -65,6 +65,21 @@ class SettingsPart(Part):
     window: str
 
 
+class PhasesPart(Part):
+    """Iterations simulated phase by phase. Late: longer than SLO x worst-case solo time, or, for
+    the relative one, than SLO x what the phases of that iteration take alone."""
+
+    dispatch: str
+    iterations: int
+    failures: int
+    within_slo: float
+    """Share of iterations."""
+    within_slo_relative: float
+    slowest: float
+    """Longest iteration ÷ worst-case solo time."""
+    measured_to_planned: float
+
+
 class SimDocument(Document):
     """One replay of a trace under one policy."""
 
@@ -105,6 +120,8 @@ class SimDocument(Document):
     elapsed_s: float
     """What the replay took to compute, without the bounds."""
     bounds_elapsed_s: float | None
+    phases: PhasesPart | None
+    """Null under --mode placement."""
 
 
 class SimPoint(Record):

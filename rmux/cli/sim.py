@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +87,38 @@ Margin = Annotated[
     float,
     typer.Option("--margin", metavar="X", help="Plan with periods longer by this fraction."),
 ]
+Mode = Annotated[
+    str,
+    typer.Option(
+        "--mode",
+        metavar="placement|phases",
+        help="Plan every group, or simulate its phases one by one, too.",
+    ),
+]
+DispatchOption = Annotated[
+    str,
+    typer.Option(
+        "--dispatch", metavar="strict|fifo", help="Strict order, or the paper's queues (phases)."
+    ),
+]
+Jitter = Annotated[
+    float,
+    typer.Option("--jitter", metavar="CV", help="Variation of phase times, log-normal (phases)."),
+]
+DriftOption = Annotated[
+    str,
+    typer.Option(
+        "--drift",
+        metavar="none|increasing|decreasing|mixed",
+        help="How phase times move over a job's life (phases).",
+    ),
+]
+Mtbf = Annotated[
+    str | None,
+    typer.Option(
+        "--mtbf", metavar="DURATION", help="Mean time between failures of a job (phases)."
+    ),
+]
 NoOpt = Annotated[bool, typer.Option("--no-opt", help="Leave out the best packing and LP bound.")]
 
 
@@ -111,22 +144,34 @@ def run(
     max_members: MaxMembers = 5,
     margin: Margin = 0.0,
     no_opt: NoOpt = False,
+    mode: Mode = "placement",
+    dispatch: DispatchOption = "strict",
+    jitter: Jitter = 0.0,
+    drift: DriftOption = "none",
+    mtbf: Mtbf = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Also write the time line, as JSON lines."),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option("--events", metavar="FILE", help="Also write every phase event (phases)."),
     ] = None,
 ) -> None:
     """Replay a trace under one policy: what it costs, who keeps its SLO, who waits."""
     found = session(ctx)
     request = Request.of(ctx.params)
-    study, rows = _read(found, request)
+    study, rows = _read(found, request, events=events is not None)
     points: list[Point] = []
     result = _run(rows, [policy], study, None if out is None else points)[0]
     document = sim_views.sim_document(
-        result, request=request, settings=sim_views.settings_part(request, study)
+        result, request=request, study=study, settings=sim_views.settings_part(request, study)
     )
+    if events is not None:
+        _write_lines(events, "--events", map(sim_views.event_line, result.events))
+        found.out.note(f"wrote {len(result.events)} events to {events}")
     if out is not None:
-        _write_points(out, points)
+        _write_lines(out, "--out", map(sim_views.point_line, points))
         found.out.note(f"wrote {len(points)} points to {out}")
     found.out.emit(document, text=lambda: sim_views.summary(document), names=[policy])
 
@@ -159,6 +204,11 @@ def compare(
     max_members: MaxMembers = 5,
     margin: Margin = 0.0,
     no_opt: NoOpt = False,
+    mode: Mode = "placement",
+    dispatch: DispatchOption = "strict",
+    jitter: Jitter = 0.0,
+    drift: DriftOption = "none",
+    mtbf: Mtbf = None,
 ) -> None:
     """Replay a trace under several policies and seeds: costs, ratios to the best packing."""
     found = session(ctx)
@@ -190,8 +240,8 @@ def policies(ctx: typer.Context) -> None:
     )
 
 
-def _read(found: Session, request: Request) -> tuple[Study, Trace]:
-    study = request.study()
+def _read(found: Session, request: Request, *, events: bool = False) -> tuple[Study, Trace]:
+    study = request.study(events=events)
     rows = request.load()
     for note in rows.notes:
         found.out.note(f"{request.trace}: {note}")
@@ -220,17 +270,13 @@ def _run_seeds(rows: Trace, names: list[str], each: list[Study], processes: int)
         return [result for future in futures for result in future.result()]
 
 
-def _write_points(path: Path, points: list[Point]) -> None:
+def _write_lines(path: Path, option: str, lines: Iterable[str]) -> None:
     """All lines or none."""
-    from rmux.place.sim.world import GPUS_PER_NODE
-
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with half.open("w", encoding="utf-8") as file:
-            for point in points:
-                record = sim_views.point_record(point, gpus_per_node=GPUS_PER_NODE)
-                file.write(record.to_json() + "\n")
+            file.writelines(f"{line}\n" for line in lines)
         half.replace(path)
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise UserError(f"--out: {path} cannot be written: {error.strerror}") from error
+        raise UserError(f"{option}: {path} cannot be written: {error.strerror}") from error

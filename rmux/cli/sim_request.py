@@ -12,6 +12,7 @@ from rmux import units
 from rmux.errors import UserError
 
 if TYPE_CHECKING:
+    from rmux.place.sim.segments import PhaseSetting
     from rmux.place.sim.study import Study
     from rmux.place.sim.trace import Trace
 
@@ -38,11 +39,40 @@ class Request:
     max_members: int
     margin: float
     no_opt: bool
+    mode: str
+    dispatch: str
+    jitter: float
+    drift: str
+    mtbf: str | None
 
     @staticmethod
     def of(params: Mapping[str, Any]) -> Request:
         """From the options of a command that has these, by their names."""
         return Request(**{field.name: params[field.name] for field in fields(Request)})
+
+    def phases(self, *, events: bool) -> PhaseSetting | None:
+        """How phases are simulated; None under --mode placement. UserError."""
+        from rmux.place.sim.dispatch import Dispatch
+        from rmux.place.sim.segments import Drifts, PhaseSetting
+
+        if _one_of("--mode", self.mode, ("placement", "phases")) == "placement":
+            given = {
+                "--dispatch": self.dispatch != "strict",
+                "--jitter": bool(self.jitter),
+                "--drift": self.drift != "none",
+                "--mtbf": self.mtbf is not None,
+                "--events": events,
+            }
+            for option in (name for name, is_given in given.items() if is_given):
+                raise UserError(f"{option} needs --mode phases")
+            return None
+        return PhaseSetting(
+            jitter=self.jitter,
+            drift=Drifts(_one_of("--drift", self.drift, tuple(Drifts))),
+            mtbf_s=0.0 if self.mtbf is None else units.parse_duration_s(self.mtbf),
+            dispatch=Dispatch(_one_of("--dispatch", self.dispatch, tuple(Dispatch))),
+            events=events,
+        )
 
     def load(self) -> Trace:
         """The trace, from a file or from stdin. UserError, NotFoundError."""
@@ -65,7 +95,7 @@ class Request:
             sort=self.sort,
         )
 
-    def study(self) -> Study:
+    def study(self, *, events: bool = False) -> Study:
         """UserError names the option that cannot be used."""
         from rmux.place.sim.replay import Durations
         from rmux.place.sim.study import Study
@@ -106,6 +136,7 @@ class Request:
             durations=Durations(_one_of("--durations", self.durations, tuple(Durations))),
             max_members=self.max_members,
             margin=self.margin,
+            phases=self.phases(events=events),
             with_bounds=not self.no_opt,
         )
 

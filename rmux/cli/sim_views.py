@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rmux.cli.documents_sim import (
     FairnessPart,
     PeakPart,
     PerPoolPart,
+    PhasesPart,
     PoolSizesPart,
     RangePart,
     SettingsPart,
@@ -19,11 +21,12 @@ from rmux.cli.documents_sim import (
     SpreadPart,
 )
 from rmux.cli.output import Column, Table
+from rmux.events import PhaseEvent, to_document
 from rmux.units import format_duration, format_usd_per_h
 
 if TYPE_CHECKING:
     from rmux.cli.sim_request import Request
-    from rmux.place.sim.metrics import Spread
+    from rmux.place.sim.metrics import PhaseFigures, Spread
     from rmux.place.sim.replay import Point
     from rmux.place.sim.study import Result, Study
 
@@ -47,7 +50,9 @@ def settings_part(request: Request, study: Study) -> SettingsPart:
     )
 
 
-def sim_document(result: Result, *, request: Request, settings: SettingsPart) -> SimDocument:
+def sim_document(
+    result: Result, *, request: Request, study: Study, settings: SettingsPart
+) -> SimDocument:
     found, bound = result.metrics, result.bound
     return SimDocument(
         trace=request.trace,
@@ -79,18 +84,41 @@ def sim_document(result: Result, *, request: Request, settings: SettingsPart) ->
         span_s=found.span_s,
         elapsed_s=found.elapsed_s,
         bounds_elapsed_s=None if bound is None else bound.elapsed_s,
+        phases=_phases(found.phases, study),
     )
 
 
-def point_record(point: Point, *, gpus_per_node: int) -> SimPoint:
+def _phases(found: PhaseFigures | None, study: Study) -> PhasesPart | None:
+    if found is None or study.phases is None:
+        return None
+    return PhasesPart(
+        dispatch=str(study.phases.dispatch),
+        iterations=found.iterations,
+        failures=found.failures,
+        within_slo=found.within_slo,
+        within_slo_relative=found.within_slo_relative,
+        slowest=found.slowest,
+        measured_to_planned=found.measured_to_planned,
+    )
+
+
+def point_line(point: Point) -> str:
+    """One line of the time line, JSON."""
+    from rmux.place.sim.world import GPUS_PER_NODE
+
     return SimPoint(
         at_s=point.at_s,
         usd_per_h=point.usd_per_h,
-        rollout_gpus=point.rollout_devices * gpus_per_node,
-        train_gpus=point.train_devices * gpus_per_node,
+        rollout_gpus=point.rollout_devices * GPUS_PER_NODE,
+        train_gpus=point.train_devices * GPUS_PER_NODE,
         running=point.running,
         waiting=point.waiting,
-    )
+    ).to_json()
+
+
+def event_line(event: PhaseEvent) -> str:
+    """An event as `group watch -o jsonl` prints it."""
+    return json.dumps(to_document(event))
 
 
 def compare_document(
@@ -159,6 +187,11 @@ def summary(found: SimDocument) -> str:
         "  bubbles   rollout {:.1%}, train {:.1%}".format(*_pair(found.bubbles)),
         "  waiting   mean {}, p95 {}; completion p50 {}, p95 {}".format(*times),
     ]
+    if (phases := found.phases) is not None:
+        lines.append(
+            f"  phases    {phases.iterations} iterations, {phases.within_slo:.2%} within their "
+            f"SLO, {phases.measured_to_planned:.3f} x planned, {phases.failures} failures"
+        )
     tenants = found.cost_by_tenant
     if set(tenants) != {""}:
         shown = sorted(tenants.items(), key=lambda item: -item[1])[:8]

@@ -1,8 +1,29 @@
-"""What the jobs of a replay would cost at best, re-packed for nothing at every event."""
+"""What the jobs of a replay would cost at best, re-packed for nothing at every event.
+
+Between two events the same jobs run; dividing them into the cheapest feasible groups is set
+partitioning (`rmux.place.packing`), solved exactly where that ends in time, with the bound of its
+linear relaxation. Rates are weighed with the time they hold. Pools are taken as growing, and moves
+as free, so no policy is cheaper, the promises kept.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from rmux.errors import InternalError
+from rmux.ids import JobId
+from rmux.place.nodes_needed import Item
+from rmux.place.packing import Columns, Packing, Prices
+from rmux.place.sim.jobs import SimJob
+from rmux.place.sim.policies.catalogue import Setting
+from rmux.place.sim.replay import Replay
+from rmux.place.sim.world import ROOMY_BYTES
+
+SOLVE_S = 2.0
+"""Longest time for one set of jobs; beyond, its cheapest division counts as not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,9 +31,78 @@ class Bound:
     """Means over the span of a replay, of the jobs that ran at each moment."""
 
     opt_usd_per_h: float | None
-    """Of the cheapest feasible groups; None where that was not found for every event."""
+    """Of the cheapest feasible groups; None where they were not found for every moment."""
     proven: bool
     """Whether each of them was proven to be the cheapest."""
     lp_usd_per_h: float
     """Nothing is cheaper than this."""
     elapsed_s: float
+
+
+class Bounder:
+    """Bounds of the replays of one workload; what was solved for one policy serves the next."""
+
+    def __init__(
+        self, jobs: Iterable[SimJob], setting: Setting, *, solve_s: float = SOLVE_S
+    ) -> None:
+        self.setting, self.solve_s = setting, solve_s
+        self._items = {job.id: Item.of(job.id, job.spec, job.profile) for job in jobs}
+        self._solved: dict[frozenset[JobId], Packing] = {}
+
+    def of(self, replay: Replay) -> Bound:
+        began = time.perf_counter()
+        events = [(one.started_s, True, one.job_id) for one in replay.outcomes]
+        events += [(one.ended_s, False, one.job_id) for one in replay.outcomes]
+        events.sort()
+        columns, running = self._columns(), set[JobId]()
+        opt_usd = lp_usd = since_s = 0.0
+        proven = True
+        for at_s, starts, job_id in events:
+            if running and at_s > since_s:
+                found = self._solve(columns, frozenset(running))
+                hours = (at_s - since_s) / 3600
+                opt_usd += found.usd_per_h * hours
+                lp_usd += found.lp_usd_per_h * hours
+                proven = proven and found.proven
+            since_s = at_s
+            if starts:
+                running.add(job_id)
+                columns.add(self._items[job_id])
+            else:
+                running.remove(job_id)
+                columns.remove(job_id)
+        hours = replay.span_s / 3600
+        return Bound(
+            opt_usd_per_h=opt_usd / hours if math.isfinite(opt_usd) else None,
+            proven=proven,
+            lp_usd_per_h=lp_usd / hours,
+            elapsed_s=time.perf_counter() - began,
+        )
+
+    def _columns(self) -> Columns:
+        world = self.setting.world
+        memory = world.host_memory_bytes
+        return Columns(
+            Prices(
+                rollout_usd_per_h=world.rollout_usd_per_node_h,
+                train_usd_per_h=world.train_usd_per_node_h,
+                host_memory_bytes=None if memory == ROOMY_BYTES else memory,
+            ),
+            max_members=self.setting.max_members,
+            margin=self.setting.margin,
+        )
+
+    def _solve(self, columns: Columns, running: frozenset[JobId]) -> Packing:
+        if running not in self._solved:
+            try:
+                found = columns.solve(time_limit_s=self.solve_s)
+            except InternalError:
+                # Not even a division in time, let alone the cheapest.
+                found = Packing(
+                    columns=(),
+                    usd_per_h=math.inf,
+                    lp_usd_per_h=columns.volume_usd_per_h(),
+                    proven=False,
+                )
+            self._solved[running] = found
+        return self._solved[running]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmux.place.sim.replay import SLACK, Replay
+from rmux.place.sim.segments import Segments
 from rmux.place.sim.world import GPUS_PER_NODE
 
 
@@ -29,6 +30,25 @@ class Fairness:
     max: float
     jain: float
     """Jain's index of the same ratios: 1 when they are equal, 1/n when one job has it all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFigures:
+    """Of all iterations that were simulated phase by phase."""
+
+    iterations: int
+    failures: int
+    within_slo: float
+    """Share of iterations within SLO x worst-case solo time."""
+    within_slo_relative: float
+    """Share within SLO x what the phases of that iteration take alone."""
+    slowest: float
+    """Longest iteration ÷ worst-case solo time of its job."""
+    measured_to_planned: float
+    """Time of all iterations ÷ what was planned for them."""
+    jobs_within_slo: float
+    """Share of jobs none of whose iterations was late."""
+    jobs_within_slo_relative: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +81,19 @@ class Metrics:
     """Jobs by 'rollout+train' nodes."""
     span_s: float
     elapsed_s: float
+    phases: PhaseFigures | None = None
+    """None where phases were not simulated."""
 
 
-def measure(replay: Replay) -> Metrics:
-    """The figures of a replay of at least one job."""
+def measure(replay: Replay, segments: Segments | None = None) -> Metrics:
+    """The figures of a replay of at least one job; SLOs as simulated where phases were."""
     outcomes = replay.outcomes
     by_tenant: dict[str, float] = {}
     for one in sorted(outcomes, key=lambda one: one.tenant):
         by_tenant[one.tenant] = by_tenant.get(one.tenant, 0.0) + one.usd
+    phases = None if segments is None else measure_phases(segments)
+    absolute = _share([one.tightness <= SLACK for one in outcomes])
+    relative = _share([one.tightness_expected <= SLACK for one in outcomes])
     ratios = [one.jct_s / one.duration_s for one in outcomes]
     return Metrics(
         jobs=len(outcomes),
@@ -77,8 +102,8 @@ def measure(replay: Replay) -> Metrics:
         move_usd=replay.move_usd,
         moves=replay.moves,
         lost_s=replay.lost_s,
-        slo_attainment_absolute=_share([one.tightness <= SLACK for one in outcomes]),
-        slo_attainment_relative=_share([one.tightness_expected <= SLACK for one in outcomes]),
+        slo_attainment_absolute=absolute if phases is None else phases.jobs_within_slo,
+        slo_attainment_relative=relative if phases is None else phases.jobs_within_slo_relative,
         jct_s=spread([one.jct_s for one in outcomes]),
         wait_s=spread([one.wait_s for one in outcomes]),
         finish_time_fairness=Fairness(max=max(ratios), jain=jain(ratios)),
@@ -91,6 +116,24 @@ def measure(replay: Replay) -> Metrics:
         nodes=dict(Counter("{}+{}".format(*one.nodes) for one in outcomes).most_common()),
         span_s=replay.span_s,
         elapsed_s=replay.elapsed_s,
+        phases=phases,
+    )
+
+
+def measure_phases(segments: Segments) -> PhaseFigures:
+    """Jobs too short for a whole iteration have kept their SLO."""
+    seen = segments.jobs.values()
+    iterations = sum(one.iterations for one in seen)
+    planned_s = sum(one.planned_s for one in seen)
+    return PhaseFigures(
+        iterations=iterations,
+        failures=sum(one.failures for one in seen),
+        within_slo=1 - sum(one.late for one in seen) / max(1, iterations),
+        within_slo_relative=1 - sum(one.late_relative for one in seen) / max(1, iterations),
+        slowest=max((one.slowest for one in seen), default=0.0),
+        measured_to_planned=sum(one.seconds for one in seen) / planned_s if planned_s else 1.0,
+        jobs_within_slo=_share([one.late == 0 for one in seen]),
+        jobs_within_slo_relative=_share([one.late_relative == 0 for one in seen]),
     )
 
 
@@ -108,8 +151,8 @@ def jain(values: Sequence[float]) -> float:
 
 
 def _share(kept: Sequence[bool]) -> float:
-    return sum(kept) / len(kept)
+    return sum(kept) / len(kept) if kept else 1.0
 
 
 def _idle(busy: float, held: float) -> float:
-    return 1 - busy / held if held > 0 else 0.0
+    return max(0.0, 1 - busy / held) if held > 0 else 0.0

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmux.errors import UserError
-from rmux.place.sim.bound import Bound
+from rmux.events import PhaseEvent
+from rmux.place.sim.bound import Bound, Bounder
 from rmux.place.sim.metrics import Metrics, measure
+from rmux.place.sim.policies.base import Policy
 from rmux.place.sim.policies.catalogue import Setting, make
 from rmux.place.sim.replay import Durations, Point, replay
+from rmux.place.sim.segments import PhaseSetting, Segments
 from rmux.place.sim.trace import Trace
 from rmux.place.sim.workload import Drawing, Workload
 from rmux.place.sim.world import World
@@ -24,6 +27,8 @@ class Study:
     durations: Durations = Durations.HOLD
     max_members: int = 5
     margin: float = 0.0
+    phases: PhaseSetting | None = None
+    """How phases are simulated; None: they take what was planned."""
     with_bounds: bool = True
     """Whether the best possible cost is computed, too."""
 
@@ -44,6 +49,8 @@ class Result:
     metrics: Metrics
     bound: Bound | None
     """None where it was not asked for."""
+    events: tuple[PhaseEvent, ...] = ()
+    """What happened phase by phase, in order of time; where that was asked for."""
 
 
 def run(
@@ -64,15 +71,30 @@ def run(
     made = [(name, make(name, setting)) for name in policies]
     jobs = Workload(trace, study.drawing)
     study.world.check_fits(jobs)
+    bounder = Bounder(jobs, setting) if study.with_bounds else None
     results = []
     for name, policy in made:
-        done = replay(jobs, policy, world=study.world, durations=study.durations, watch=watch)
+        followed: Policy = policy
+        segments = None
+        if study.phases is not None:
+            followed = segments = Segments.following(policy, study.phases, jobs, seed=seed)
+        done = replay(jobs, followed, world=study.world, durations=study.durations, watch=watch)
         results.append(
             Result(
                 policy=name,
                 seed=seed,
-                metrics=measure(done),
-                bound=None,
+                metrics=measure(done, segments),
+                events=() if segments is None else in_time(segments.events),
+                bound=None if bounder is None else bounder.of(done),
             )
         )
     return tuple(results)
+
+
+def in_time(events: Sequence[PhaseEvent]) -> tuple[PhaseEvent, ...]:
+    """Numbered anew in order of time, as a store would have them."""
+    ordered = sorted(events, key=lambda event: event.at_s)
+    return tuple(
+        replace(event, seq=number, source="sim", source_n=number)
+        for number, event in enumerate(ordered, start=1)
+    )

@@ -230,3 +230,33 @@ def test_other_headers_are_mapped_and_unsorted_rows_sorted_on_demand(run, tmp_pa
     argv = ("run", str(path), *FAST, "--columns", "job=n,arrival_ms=t0,duration_min=len")
     assert "--sort" in refusal(run, *argv)
     assert answer(run, *argv, "--sort")["span_s"] == 7200
+
+
+def test_phases_are_simulated_on_demand_and_told_as_a_live_group_tells_them(run, tmp_path):
+    path = tmp_path / "events.jsonl"
+    argv = ("run", PHILLY, *FAST, "--window", "0:12", "--mode", "phases")
+    found = answer(run, *argv, "--events", str(path))
+    phases = found["phases"]
+    assert (phases["dispatch"], phases["within_slo"], phases["failures"]) == ("strict", 1, 0)
+    assert found["slo_attainment"] == 1
+    assert run("trace", "check", str(path))[0] == 0
+    jittered = answer(run, *argv, "--jitter", "0.3", "--dispatch", "fifo", "--mtbf", "20h")
+    assert jittered["phases"]["within_slo"] < 1
+    assert jittered["slo_attainment_absolute"] < 1
+    assert answer(run, *argv[:-2])["phases"] is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--jitter", "0.1"), "--jitter needs --mode phases"),
+        (("--dispatch", "fifo"), "--dispatch needs --mode phases"),
+        (("--mode", "phases", "--jitter", "-1"), "a jitter of -1"),
+        (("--mode", "phases", "--dispatch", "lifo"), "--dispatch: 'lifo' is not one of"),
+        (("--mode", "phases", "--drift", "up"), "--drift: 'up' is not one of"),
+        (("--mode", "phases", "--mtbf", "9"), "'9' is not a duration"),
+        (("--mode", "both"), "--mode: 'both' is not one of placement, phases"),
+    ],
+)
+def test_options_of_phases_that_cannot_be_used_are_told(run, argv, told):
+    assert told in refusal(run, "run", PHILLY, "--policy", "rollmux-static", *argv)

@@ -69,6 +69,9 @@ class RollMux:
             placed=placed,
         )
 
+    def groups(self) -> tuple[CoExecGroup, ...]:
+        return self._index.groups()
+
     def _place(self, queue: list[SimJob], changed: set[GroupId]) -> Mapping[JobId, str]:
         """Admit who can be, the most urgent first; the others wait, and do not hold up the rest."""
         placed: dict[JobId, str] = {}

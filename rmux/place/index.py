@@ -72,6 +72,9 @@ class Index:
         index = Index(Inventory.of(state), revision=state.revision)
         for group in state.groups:
             index._insert(group)
+        if len(index._rows) > MANY:
+            index._empty = index.known.emptied()
+            index.bounds()
         return index
 
     def state(self) -> ClusterState:
@@ -103,7 +106,7 @@ class Index:
         """
         row = self._row_of(job_id)
         if self.links is not None and (link := self.links.link_of(row)) is not None:
-            return self.links.planned(link)[JobId(job_id)]
+            return self.links.lane(link).plan().of(JobId(job_id))
         return next(m.profile.sync_s for m in row.members if m.job_id == job_id)
 
     def row(self, group_id: str) -> Row:
@@ -219,9 +222,9 @@ class Index:
         """
         job_id, target = assignment.job_id, assignment.group_id
         self._leave(job_id, target)
-        self.known.gain([node for node in assignment.new_nodes if not self.known.is_listed(node)])
-        if assignment.new_nodes:
-            self._empty = None
+        for known in (self.known, self._empty):
+            if known is not None:
+                known.gain([node for node in assignment.new_nodes if not known.is_listed(node)])
         member = member_of(spec, profile, job_id=job_id, placement=assignment.placement)
         if target is None:
             self.known.hold(assignment.added_nodes)
@@ -318,6 +321,8 @@ class Index:
         for bound, rank, row in bounds.sorted(sort, judge):
             if found is not None and (bound, rank) > found[:2]:
                 break
+            if judge.links is not None and judge.links.shut(row):
+                continue
             for index, one in _places(judge, row, sort):
                 key = judge.key(one)
                 if key is not None and (found is None or (key, rank, index) < found[:3]):

@@ -48,16 +48,17 @@ class Asked:
         "cap_s",
         "count",
         "factor",
+        "judge",
         "rollout_bytes",
         "rollout_s",
-        "solo_s",
         "train_bytes",
         "train_s",
     )
 
     def __init__(self, judge: Judge) -> None:
         needs, self.count = judge.job.needs, judge.job.count
-        self.rollout_s, self.train_s, self.solo_s = needs.rollout_s, needs.train_s, needs.solo_s
+        self.rollout_s, self.train_s = needs.rollout_s, needs.train_s
+        self.judge = judge
         self.cap_s = needs.cap_s * needs.repeats
         self.factor = (1.0 if judge.paper else 1 + judge.margin) * BELOW
         least = 1 if judge.paper else 0
@@ -125,7 +126,7 @@ def _base_s(row: Row, asked: Asked) -> float:
     """A period is no shorter, wherever the newcomer rolls out."""
     return max(
         row.cycle_s,
-        asked.solo_s,
+        asked.judge.own_loop_s(row.stock, row.train_stock),
         row.train_load_s + asked.train_s,
         row.rollout_load_s,
         asked.rollout_s,

@@ -147,8 +147,10 @@ class Columns:
         return slots, tight[slots]
 
     def _base_s(self, asked: Asked) -> _Floats:
-        own_s = max(asked.solo_s, asked.rollout_s)
-        base_s = np.maximum(self._column("cycle_s"), own_s)
+        loops_s = [asked.judge.own_loop_s(rollout, train) for rollout, train, _ in self._pools]
+        own_s = np.maximum(np.array([0.0, *loops_s]), asked.rollout_s)
+        base_s: _Floats = own_s[self._kind[: len(self._rows)]]
+        np.maximum(base_s, self._column("cycle_s"), out=base_s)
         np.maximum(base_s, self._column("train_load_s") + asked.train_s, out=base_s)
         np.maximum(base_s, self._column("rollout_load_s"), out=base_s)
         return base_s

@@ -18,7 +18,7 @@ from rmux.place import candidates as places
 from rmux.place.candidates import Newcomer, Proposal
 from rmux.place.index_links import Crowding
 from rmux.place.index_row import Row
-from rmux.place.inventory import Inventory
+from rmux.place.inventory import Inventory, Stock
 from rmux.place.link import LinkBook
 from rmux.place.period import CLOSE, Loop, Period, best_round, loop_of, period_of
 from rmux.place.residency import NodeMemory
@@ -137,6 +137,14 @@ class Judge:
             period = best_round(loops, caps_s=kept_s)
         tight = max([tightness(period.iteration_s(job), cap_s) for job, cap_s in caps_s.items()])
         return Timing(period.period_s, tight, period)
+
+    def own_loop_s(self, rollout: Stock, train: Stock) -> float:
+        """The newcomer's loop between these pools with its sync as planned, at least."""
+        needs = self.job.needs
+        if self.links is None:
+            return needs.solo_s
+        sync_s = max(needs.sync_s, self.links.own_sync_s(rollout, train))
+        return needs.loop_s(sync_s + needs.checkpoint_s)
 
     def members(self, one: Proposal) -> list[Member]:
         job = self.job

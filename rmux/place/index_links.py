@@ -8,7 +8,8 @@ from rmux.cluster import Link
 from rmux.ids import JobId
 from rmux.place.candidates import Newcomer, Proposal
 from rmux.place.index_row import Row
-from rmux.place.link import LinkBook, LinkLoad, load_bps
+from rmux.place.inventory import Stock
+from rmux.place.link import LinkBook, LinkLoad, Plan, load_bps
 from rmux.place.period import CLOSE, loop_of, period_of
 from rmux.units import format_duration
 
@@ -18,26 +19,37 @@ class Crowding:
 
     def __init__(self, book: LinkBook, job: Newcomer, *, margin: float) -> None:
         self._book, self._job, self._margin = book, job, margin
-        self._planned: dict[Link, dict[JobId, float]] = {}
+        self._plans: dict[Link, Plan] = {}
         self._broken: dict[Link, dict[int, str]] = {}
 
     def link_of(self, one: Proposal) -> Link | None:
         """The link the group syncs over, which that of its first member is."""
         if one.row is not None:
             return self._book.link_of(one.row)
-        rollout, train = one.added[0], one.added[-1]
-        return self._book.link_between(rollout, train)
+        return self._book.link_between(one.added[0].pool, one.added[-1].pool)
 
     def syncs_s(self, one: Proposal) -> dict[JobId, float]:
         """Planned syncs that differ from those alone; of the members and of the newcomer."""
         link = self.link_of(one)
         if link is None:
             return {}
-        planned = self._with_newcomer(link)
-        jobs = [(self._job.job_id, one.needs)]
+        plan, job_id = self._with_newcomer(link), self._job.job_id
+        found_s = {job_id: plan.syncs_s[-1]} if plan.syncs_s[-1] > one.needs.sync_s else {}
         if one.row is not None:
-            jobs += zip([m.job_id for m in one.row.members], one.row.needs, strict=True)
-        return {job: planned[job] for job, needs in jobs if planned[job] > needs.sync_s}
+            for member, needs in zip(one.row.members, one.row.needs, strict=True):
+                if (sync_s := plan.of(member.job_id)) > needs.sync_s:
+                    found_s[member.job_id] = sync_s
+        return found_s
+
+    def shut(self, row: Row) -> bool:
+        """Whether the newcomer's sync breaks a promise outside this group."""
+        link = self._book.link_of(row)
+        return link is not None and any(rank != row.rank for rank in self._broken_on(link))
+
+    def own_sync_s(self, one: Stock, other: Stock) -> float:
+        """The newcomer's own sync between these pools, as planned."""
+        link = self._book.link_between(one.name, other.name)
+        return 0.0 if link is None else self._with_newcomer(link).syncs_s[-1]
 
     def load(self, one: Proposal) -> LinkLoad | None:
         """The link with all groups on it and this one as it would be."""
@@ -53,30 +65,39 @@ class Crowding:
         broken = [text for other, text in self._broken_on(link).items() if other != rank]
         return LinkLoad(
             link=link,
-            load_bps=self._book.load_bps(link, without=row) + joined_bps,
-            sync_s=self._with_newcomer(link)[self._job.job_id],
+            load_bps=self._book.lane(link).load_bps(without=row) + joined_bps,
+            sync_s=self._with_newcomer(link).syncs_s[-1],
             breaks=broken[0] if broken else "",
         )
 
-    def _with_newcomer(self, link: Link) -> dict[JobId, float]:
-        if link not in self._planned:
-            job = self._job
-            self._planned[link] = self._book.planned_with(link, job.job_id, job.needs)
-        return self._planned[link]
+    def _with_newcomer(self, link: Link) -> Plan:
+        if link not in self._plans:
+            self._plans[link] = self._book.lane(link).plan_with(self._job.needs)
+        return self._plans[link]
 
     def _broken_on(self, link: Link) -> dict[int, str]:
-        """The groups, by rank, of which somebody's promise does not stand the newcomer's sync."""
-        if link not in self._broken:
-            now, then = self._book.planned(link), self._with_newcomer(link)
-            self._broken[link] = {
-                rank: text
-                for rank, row in self._book.rows(link).items()
-                if any(then[member.job_id] > now[member.job_id] for member in row.members)
-                and (text := self._broken_in(row, then))
-            }
-        return self._broken[link]
+        """The groups, by rank, of which somebody's promise does not stand the newcomer's sync.
 
-    def _broken_in(self, row: Row, syncs_s: dict[JobId, float]) -> str:
+        Two are enough: then no group is the only one.
+        """
+        if link in self._broken:
+            return self._broken[link]
+        lane, found = self._book.lane(link), self._broken.setdefault(link, {})
+        now, then = lane.plan(), self._with_newcomer(link)
+        longer = [after > before for before, after in zip(now.syncs_s, then.syncs_s, strict=False)]
+        if any(longer):
+            at = 0
+            for rank, row in lane.rows.items():
+                here = longer[at : at + len(row.members)]
+                at += len(row.members)
+                if any(here) and (text := self._broken_in(row, then)):
+                    found[rank] = text
+                    if len(found) > 1:
+                        break
+        return found
+
+    def _broken_in(self, row: Row, plan: Plan) -> str:
+        syncs_s = {member.job_id: plan.of(member.job_id) for member in row.members}
         if _stands(row, syncs_s, margin=self._margin):
             return ""
         for job_id, name, iteration_s, cap_s in iterations_s(row, syncs_s):

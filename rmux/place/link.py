@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rmux.cluster import Link, Node
-from rmux.ids import JobId
+from rmux.cluster import Link
+from rmux.ids import JobId, PoolName
 from rmux.place.index_needs import Needs
 from rmux.place.index_row import Row
 from rmux.place.inventory import Inventory
@@ -119,14 +119,24 @@ def _repeated_s(one: Needs, others: Sequence[Needs], worst_s: float, rate_bps: f
     return worst_s + limit_s
 
 
+class Plan:
+    """The longest sync of every job on one link, seconds; the newcomer's comes last."""
+
+    __slots__ = ("_at", "syncs_s")
+
+    def __init__(self, at: Mapping[JobId, int], syncs_s: Sequence[float]) -> None:
+        self._at, self.syncs_s = at, syncs_s
+
+    def of(self, job_id: JobId) -> float:
+        return self.syncs_s[self._at[job_id]]
+
+
 class LinkBook:
     """All syncs on every declared link, kept by group."""
 
     def __init__(self, known: Inventory) -> None:
         self._known = known
-        self._rows: dict[Link, dict[int, Row]] = {link: {} for link in known.cluster.links}
-        self._bps: dict[Link, dict[int, float]] = {link: {} for link in known.cluster.links}
-        self._planned: dict[Link, dict[JobId, float]] = {}
+        self._lanes = {link: Lane(link) for link in known.cluster.links}
 
     def link_of(self, row: Row) -> Link | None:
         """The link a group syncs over; None when no rate is declared between its pools."""
@@ -134,50 +144,68 @@ class LinkBook:
             return None
         return self._known.link(row.train_stock.name, row.stock.name)
 
-    def link_between(self, one: Node, other: Node) -> Link | None:
-        return self._known.link(one.pool, other.pool)
+    def link_between(self, one: PoolName, other: PoolName) -> Link | None:
+        return self._known.link(one, other)
 
     def put(self, row: Row) -> None:
         link = self.link_of(row)
         if link is not None:
-            self._rows[link][row.rank] = row
-            self._bps[link][row.rank] = load_bps(row)
-            self._planned.pop(link, None)
+            self._lanes[link].put(row)
 
     def drop(self, row: Row) -> None:
-        for link, rows in self._rows.items():
-            if rows.pop(row.rank, None) is not None:
-                del self._bps[link][row.rank]
-                self._planned.pop(link, None)
+        for lane in self._lanes.values():
+            lane.drop(row)
 
-    def rows(self, link: Link) -> dict[int, Row]:
-        return self._rows[link]
+    def lane(self, link: Link) -> Lane:
+        return self._lanes[link]
 
-    def load_bps(self, link: Link, *, without: Row | None = None) -> float:
+
+class Lane:
+    """One link with the groups on it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.rows: dict[int, Row] = {}
+        self._bps: dict[int, float] = {}
+        self._plan: Plan | None = None
+        self._sum_bps: float | None = None
+        self._needs: list[Needs] | None = None
+        self._at: dict[JobId, int] = {}
+
+    def put(self, row: Row) -> None:
+        self.rows[row.rank] = row
+        self._bps[row.rank] = load_bps(row)
+        self._forget()
+
+    def drop(self, row: Row) -> None:
+        if self.rows.pop(row.rank, None) is not None:
+            del self._bps[row.rank]
+            self._forget()
+
+    def load_bps(self, *, without: Row | None) -> float:
         """On average, of all groups but one, whatever the order they came in."""
-        loads = self._bps[link]
-        left = -1 if without is None else without.rank
-        return math.fsum(load for rank, load in loads.items() if rank != left)
+        if self._sum_bps is None:
+            self._sum_bps = math.fsum(self._bps.values())
+        return self._sum_bps - (0.0 if without is None else self._bps[without.rank])
 
-    def planned(self, link: Link) -> dict[JobId, float]:
-        """The syncs of all jobs on the link as planned now, seconds."""
-        if link not in self._planned:
-            self._planned[link] = self.planned_with(link, None, None)
-        return self._planned[link]
+    def plan(self) -> Plan:
+        """The syncs as planned now."""
+        if self._plan is None:
+            self._plan = self.plan_with(None)
+        return self._plan
 
-    def planned_with(
-        self, link: Link, job_id: JobId | None, needs: Needs | None
-    ) -> dict[JobId, float]:
+    def plan_with(self, newcomer: Needs | None) -> Plan:
         """The syncs when one more job syncs over the link."""
-        jobs = [
-            (member.job_id, need)
-            for row in self._rows[link].values()
-            for member, need in zip(row.members, row.needs, strict=True)
-        ]
-        if job_id is not None and needs is not None:
-            jobs.append((job_id, needs))
-        planned = worst_syncs_s([need for _, need in jobs], link.rate_bps)
-        return {job: sync_s for (job, _), sync_s in zip(jobs, planned, strict=True)}
+        if self._needs is None:
+            rows = self.rows.values()
+            self._needs = [need for row in rows for need in row.needs]
+            jobs = [member.job_id for row in rows for member in row.members]
+            self._at = {job_id: at for at, job_id in enumerate(jobs)}
+        needs = self._needs if newcomer is None else [*self._needs, newcomer]
+        return Plan(self._at, worst_syncs_s(needs, self._link.rate_bps))
+
+    def _forget(self) -> None:
+        self._plan = self._sum_bps = self._needs = None
 
 
 def load_bps(row: Row, *, joining: Needs | None = None) -> float:

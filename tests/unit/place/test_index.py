@@ -150,14 +150,19 @@ def test_index_admit_and_plain_scan_choose_the_same_place(lab, block, many, monk
     assert compared > 50
 
 
-def test_after_any_changes_the_index_equals_one_made_of_its_state(lab):
+@pytest.mark.parametrize("many", [0, index_module.MANY], ids=["columns", "row by row"])
+def test_after_any_changes_the_index_equals_one_made_of_its_state(lab, many, monkeypatch):
+    monkeypatch.setattr(index_module, "MANY", many)
     for seed in range(40):
         for index, asked, rule, margin in a_history(lab, seed, plain=False, link_bps=200.0):
             again = Index.of(index.state())
             assert again.state() == index.state()
             assert again.usd_per_h() == pytest.approx(index.usd_per_h())
             mine, theirs = (one.decide(**asked, rule=rule, margin=margin) for one in (index, again))
-            assert mine == theirs, f"seed {seed}, {asked['job_id']}"
+            where = f"seed {seed}, {asked['job_id']}"
+            assert mine == theirs, where
+            full = admit(index.state(), **asked, rule=rule, margin=margin)
+            assert told(mine) == told(full), where
 
 
 def test_an_assignment_changes_the_index_as_it_changes_the_state(lab):

@@ -57,6 +57,7 @@ class SettingsPart(Part):
     pools: PoolSizesPart
     max_members: int
     margin: float
+    payback_s: float
     rollout_usd_per_gpu_h: float
     train_usd_per_gpu_h: float
     host_memory_bytes: int | None

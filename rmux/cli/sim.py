@@ -119,6 +119,10 @@ Mtbf = Annotated[
         "--mtbf", metavar="DURATION", help="Mean time between failures of a job (phases)."
     ),
 ]
+Payback = Annotated[
+    str,
+    typer.Option("--payback", metavar="DURATION", help="A move must earn its price in this time."),
+]
 NoOpt = Annotated[bool, typer.Option("--no-opt", help="Leave out the best packing and LP bound.")]
 
 
@@ -143,6 +147,7 @@ def run(
     durations: DurationsOption = "hold",
     max_members: MaxMembers = 5,
     margin: Margin = 0.0,
+    payback: Payback = "1h",
     no_opt: NoOpt = False,
     mode: Mode = "placement",
     dispatch: DispatchOption = "strict",
@@ -203,6 +208,7 @@ def compare(
     durations: DurationsOption = "hold",
     max_members: MaxMembers = 5,
     margin: Margin = 0.0,
+    payback: Payback = "1h",
     no_opt: NoOpt = False,
     mode: Mode = "placement",
     dispatch: DispatchOption = "strict",

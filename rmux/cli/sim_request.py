@@ -38,6 +38,7 @@ class Request:
     durations: str
     max_members: int
     margin: float
+    payback: str
     no_opt: bool
     mode: str
     dispatch: str
@@ -136,6 +137,7 @@ class Request:
             durations=Durations(_one_of("--durations", self.durations, tuple(Durations))),
             max_members=self.max_members,
             margin=self.margin,
+            payback_s=units.parse_duration_s(self.payback),
             phases=self.phases(events=events),
             with_bounds=not self.no_opt,
         )

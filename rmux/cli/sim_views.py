@@ -42,6 +42,7 @@ def settings_part(request: Request, study: Study) -> SettingsPart:
         pools=PoolSizesPart(rollout=world.rollout_nodes, train=world.train_nodes),
         max_members=study.max_members,
         margin=study.margin,
+        payback_s=study.payback_s,
         rollout_usd_per_gpu_h=world.rollout_usd_per_gpu_h,
         train_usd_per_gpu_h=world.train_usd_per_gpu_h,
         host_memory_bytes=world.host_memory_bytes if drawing.with_memory else None,

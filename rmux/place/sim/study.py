@@ -27,6 +27,8 @@ class Study:
     durations: Durations = Durations.HOLD
     max_members: int = 5
     margin: float = 0.0
+    payback_s: float = 3600.0
+    """A move must earn its price within this time."""
     phases: PhaseSetting | None = None
     """How phases are simulated; None: they take what was planned."""
     with_bounds: bool = True
@@ -66,7 +68,11 @@ def run(
     """
     seed = study.drawing.seed
     setting = Setting(
-        world=study.world, max_members=study.max_members, margin=study.margin, seed=seed
+        world=study.world,
+        max_members=study.max_members,
+        margin=study.margin,
+        payback_s=study.payback_s,
+        seed=seed,
     )
     made = [(name, make(name, setting)) for name in policies]
     jobs = Workload(trace, study.drawing)

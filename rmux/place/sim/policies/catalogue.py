@@ -20,6 +20,8 @@ class Setting:
     max_members: int = 5
     """Jobs in one group; 0 for no limit."""
     margin: float = 0.0
+    payback_s: float = 3600.0
+    """A move must earn its price within this time."""
     seed: int = 0
     """Of policies that draw."""
 
@@ -55,6 +57,7 @@ def _rollmux(setting: Setting, *, rule: str = "interval", rebalance: bool = Fals
         margin=setting.margin,
         max_members=setting.max_members,
         rebalance=rebalance,
+        payback_s=setting.payback_s,
     )
     return RollMux(setting.world, sharing=sharing)
 

@@ -15,9 +15,11 @@ from rmux.group import ClusterState, CoExecGroup
 from rmux.ids import GroupId, JobId
 from rmux.place.index import Index
 from rmux.place.period import period
+from rmux.place.rebalance import EXACT_UP_TO, propose
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.policies.base import Standing
 from rmux.place.sim.world import World
+from rmux.place.target import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class RollMux:
         self.world, self.sharing = world, sharing
         self._cluster = replace(world.cluster, policy=sharing)
         self._index = Index.of(ClusterState(revision=0, cluster=self._cluster, groups=()))
+        self._targets = Targets(self._index, most_jobs=EXACT_UP_TO)
         self._jobs: dict[JobId, SimJob] = {}
         self._waiting: list[SimJob] = []
         self._iteration_s: dict[JobId, float] = {}
@@ -55,6 +58,7 @@ class RollMux:
         # Who waits was refused by what stands; only what left can have made room.
         queue = [*self._waiting, *arrived] if departed else list(arrived)
         placed = self._place(queue, changed)
+        lost_s = self._move(changed) if self.sharing.rebalance else {}
         for group_id in changed:
             self._refresh(group_id)
         loads = self._loads.values()
@@ -67,6 +71,8 @@ class RollMux:
             rollout_busy=sum(load.rollout_busy for load in loads),
             train_busy=sum(load.train_busy for load in loads),
             placed=placed,
+            moves=len(lost_s),
+            lost_s=lost_s,
         )
 
     def groups(self) -> tuple[CoExecGroup, ...]:
@@ -88,6 +94,17 @@ class RollMux:
             changed.add(self._index.apply(decision.assignment, spec=job.spec, profile=job.profile))
         self._waiting = list(waiting.values())
         return placed
+
+    def _move(self, changed: set[GroupId]) -> Mapping[JobId, float]:
+        """Move jobs where that pays back; seconds that it takes from each."""
+        proposed = propose(self._index, targets=self._targets)
+        lost_s: dict[JobId, float] = {}
+        for move in proposed.moves:
+            job = self._jobs[move.job_id]
+            changed.add(self._index.group_of(job.id).id)
+            changed.add(self._index.apply(move.assignment, spec=job.spec, profile=job.profile))
+            lost_s[job.id] = lost_s.get(job.id, 0.0) + move.price_s
+        return lost_s
 
     def _refresh(self, group_id: GroupId) -> None:
         """Take over what a group that changed now plans, costs and uses."""

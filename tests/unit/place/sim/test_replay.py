@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmux.errors import InfeasibleError, InternalError
 from rmux.ids import JobId
 from rmux.job import JobSpec
+from rmux.place.sim.bound import Bounder
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.policies.base import Standing
 from rmux.place.sim.policies.catalogue import POLICIES, Setting, make
@@ -167,6 +168,7 @@ _JOBS = st.lists(
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=20, deadline=None)
 @given(rows=_JOBS, durations=st.sampled_from(list(Durations)))
 def test_whatever_comes_every_job_ends_once_and_the_shares_are_the_bill(name, rows, durations):
     jobs = sorted(
@@ -182,11 +184,12 @@ def test_whatever_comes_every_job_ends_once_and_the_shares_are_the_bill(name, ro
     for one in done.outcomes:
         assert one.arrival_s <= one.started_s < one.ended_s
         assert one.jct_s >= one.duration_s * (1 - 1e-6) or durations is Durations.WORK
-    assert done.rollout_busy <= done.rollout_held * (1 + 1e-9)
+    if name not in ("colocate",):  # its rollouts are on train nodes
+        assert done.rollout_busy <= done.rollout_held * (1 + 1e-9)
     assert done.train_busy <= done.train_held * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", ["rollmux", "rollmux-static", "rollmux-paper"])
+@pytest.mark.parametrize("name", ["rollmux-static", "rollmux-paper"])
 def test_rmux_keeps_every_promise_on_the_philly_window(name):
     jobs = Workload(load(PHILLY), Drawing(seed=2))
     done = run(jobs, make(name, Setting(world=World())))
@@ -194,6 +197,24 @@ def test_rmux_keeps_every_promise_on_the_philly_window(name):
     assert max(one.tightness for one in done.outcomes) <= 1 + 1e-9
     assert 0.6 * 412 < done.usd_per_h < 0.75 * 412
     assert sum(done.placed.values()) == 300
+
+
+def test_moves_that_pay_back_make_rmux_nearly_as_cheap_as_the_best_packing():
+    jobs = Workload(load(PHILLY, window="0:100"), Drawing(seed=2))
+    setting = Setting(world=World())
+    static, moving = (run(jobs, make(n, setting)) for n in ("rollmux-static", "rollmux"))
+    best = Bounder(jobs, setting).of(moving).opt_usd_per_h
+    assert moving.usd_per_h <= 1.05 * best < static.usd_per_h
+    assert moving.moves > 0
+    assert moving.move_usd > 0
+    assert max(one.tightness for one in moving.outcomes) <= 1 + 1e-9
+
+
+def test_solo_costs_what_nodes_of_ones_own_cost():
+    jobs = Workload(load(PHILLY, window="0:50"), Drawing())
+    done = run(jobs, make("solo", Setting(world=World())))
+    hours = sum(one.duration_s for one in jobs) / 3600
+    assert done.cost_usd == pytest.approx(57.04 * hours)
 
 
 def test_jobs_wait_for_fixed_pools_and_then_run():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from rmux.group import ClusterState
 from rmux.ids import JobId, NodeId, PoolName
 from rmux.job import JobSpec, RolloutSpec, TrainSpec
 from rmux.place import index as index_module
+from rmux.place import index_columns
 from rmux.place.admit import admit
+from rmux.place.candidates import Kind
 from rmux.place.decision import Decision
 from rmux.place.index import Index
 from rmux.place.settle import applied
@@ -148,6 +151,66 @@ def test_index_admit_and_plain_scan_choose_the_same_place(lab, block, many, monk
             assert agrees(decision, choice), (where, choice)
             compared += decision.admitted
     assert compared > 50
+
+
+def crowded(lab, rng: random.Random) -> Index:
+    """Groups of unequal nodes and sets that overlap in part, some short of memory."""
+    pools = [
+        NodePool(
+            name=PoolName(str(kind)),
+            kind=kind,
+            hardware="cpu",
+            usd_per_device_h=usd,
+            nodes=tuple(
+                Node(
+                    id=NodeId(f"{kind[0]}{index}"),
+                    pool=PoolName(str(kind)),
+                    host="h",
+                    device_kind="cpu",
+                    num_devices=devices,
+                    host_memory_bytes=rng.choice((220, 300, 420, 900)),
+                )
+                for index in range(40)
+            ),
+        )
+        for kind, usd, devices in ((PoolKind.ROLLOUT, 1.0, 2), (PoolKind.TRAIN, 4.0, 1))
+    ]
+    index = Index.of(ClusterState(revision=1, cluster=Cluster(pools=tuple(pools)), groups=()))
+    for number in range(26):
+        spec, profile = random_job(lab, rng, number, plain=rng.random() < 0.8)
+        profile = replace(profile, rollout_hardware="cpu", rollout_resident_bytes=100)
+        spec = replace(spec, slo=rng.choice((1.05, 1.2, 1.5)), train=TrainSpec(devices=1))
+        job_id = JobId(f"j-{number}")
+        decision = index.decide(spec=spec, profile=profile, job_id=job_id)
+        if decision.assignment is not None:
+            index.apply(decision.assignment, spec=spec, profile=profile)
+    return index
+
+
+@pytest.mark.parametrize("many", [0, index_module.MANY], ids=["columns", "row by row"])
+def test_among_many_groups_the_bounds_miss_nothing_that_is_better(lab, many, monkeypatch):
+    monkeypatch.setattr(index_module, "MANY", many)
+    monkeypatch.setattr(index_columns, "_FIRST", 1)
+    kinds = Counter()
+    for seed in range(30):
+        rng = random.Random(seed)
+        index = crowded(lab, rng)
+        state = index.state()
+        for number in range(6):
+            spec, profile = random_job(lab, rng, number, plain=rng.random() < 0.7)
+            spec = replace(spec, slo=rng.choice((1.1, 1.4, 3.0)), train=TrainSpec(devices=1))
+            memory = rng.choice((20, 90, 150, 310))
+            profile = replace(
+                profile, rollout_hardware="cpu", rollout_resident_bytes=memory, sync_s=0.0
+            )
+            asked = {"spec": spec, "profile": profile, "job_id": JobId("j-new")}
+            for rule, scan in (("interval", plain_scan.interval), ("paper", plain_scan.paper)):
+                decision = index.decide(**asked, rule=rule)
+                where = f"seed {seed}, job {number}, {rule}"
+                assert agrees(decision, scan(state, **asked)), where
+                assert told(decision) == told(admit(state, **asked, rule=rule)), where
+                kinds[decision.best.kind if decision.best else None, rule] += 1
+    assert min(kinds[kind, rule] for kind in Kind for rule in ("interval", "paper")) > 5, kinds
 
 
 @pytest.mark.parametrize("many", [0, index_module.MANY], ids=["columns", "row by row"])

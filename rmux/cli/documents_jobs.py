@@ -87,6 +87,19 @@ class JobChange(Part):
     attempt: int | None
 
 
+class UnblockPart(Part):
+    """A step that would let a waiting job in, or meet its deadline.
+
+    `code`: of the refusal it answers, such as slo, capacity, residency, link, quota, reserved,
+    deadline. `numbers` by name, such as {"slo": 1.19}.
+    """
+
+    code: str
+    group: str | None
+    message: str
+    numbers: dict[str, float]
+
+
 class JobReason(Document):
     """Why a job is where it is, what bears on it, and what would change it."""
 
@@ -97,6 +110,8 @@ class JobReason(Document):
     since: Instant
     reason: ReasonPart
     facts: tuple[str, ...]
+    unblock: tuple[UnblockPart, ...]
+    """Also told in `next`, as sentences."""
     next: tuple[str, ...]
     history: tuple[JobChange, ...]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from rmux import units
 from rmux.cli import job_views
 from rmux.cli.documents import Document
 from rmux.cli.documents_jobs import (
@@ -13,6 +14,7 @@ from rmux.cli.documents_jobs import (
     JobReason,
     JobReasonList,
     ReasonPart,
+    UnblockPart,
 )
 from rmux.cli.progress import read_pace
 from rmux.clock import SystemClock, boot_id
@@ -20,6 +22,8 @@ from rmux.events import EventType
 from rmux.job import Job, JobState
 
 if TYPE_CHECKING:
+    from rmux.group import ClusterState, PendingJob
+    from rmux.place.unblock import Step
     from rmux.store.engine import Conn, Store
 
 _ERROR_LINES = 8
@@ -28,14 +32,18 @@ _PLACES = 5
 
 def explain(store: Store, job_id: str, *, history: bool = False) -> JobReason:
     """NotFoundError when there is no such job."""
-    from rmux.store import jobs
+    from rmux.store import jobs, state
 
     with store.read() as conn:
         job = jobs.get(conn, job_id)
         facts, advice = _bearing(conn, job)
         changes = _changes(conn, job) if history else ()
-    if job.state is JobState.PENDING and job.profile_id is not None:
-        facts += _places(store, job)
+        now = state.load(conn) if job.state is JobState.PENDING else None
+    waiting = next((one for one in now.pending if one.job.id == job.id), None) if now else None
+    unblock: tuple[Step, ...] = ()
+    if now is not None and waiting is not None:
+        places, unblock = _against(now, waiting)
+        facts += places
     return JobReason(
         id=job.id,
         name=job.spec.name,
@@ -43,7 +51,16 @@ def explain(store: Store, job_id: str, *, history: bool = False) -> JobReason:
         since=job.ended_at or job.created_at,
         reason=ReasonPart(code=job.reason.code, message=job.reason.message),
         facts=tuple(facts),
-        next=tuple(advice),
+        unblock=tuple(
+            UnblockPart(
+                code=step.code,
+                group=step.group_id,
+                message=step.message,
+                numbers=dict(step.numbers),
+            )
+            for step in unblock
+        ),
+        next=(*(f"{step.code}: {step.message}" for step in unblock), *advice),
         history=changes,
     )
 
@@ -113,36 +130,31 @@ def _pending(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
             f"pool    {pool.name}: {num_free} of {len(pool.nodes)} nodes free"
             + (f", drained: {', '.join(drained)}" if drained else "")
         )
-    advice = [f"rmux pool undrain {node}" for node in _drained(cluster.pools)]
-    return facts, [*advice, "wait: a job that ends makes room, and this one is placed by itself"]
+    return facts, ["wait: a job that ends makes room, and this one is placed by itself"]
 
 
-def _places(store: Store, job: Job) -> list[str]:
-    """What stands against each place now, nearest first."""
-    from rmux.place import service
+def _against(now: ClusterState, waiting: PendingJob) -> tuple[list[str], tuple[Step, ...]]:
+    """What stands against each place now, nearest first, and what would let the job in."""
+    from rmux.place.admit import admit
     from rmux.place.decision import place_name
-    from rmux.store import profiles
+    from rmux.place.unblock import steps
 
-    with store.read() as conn:
-        profile = profiles.get(conn, job.profile_id or "")
-    decision = service.plan(store, job.spec, profile)
+    decision = admit(now, spec=waiting.spec, profile=waiting.profile, job_id=waiting.job.id)
     nearest = sorted(decision.candidates, key=lambda one: one.miss)
     told = [
         f"place   {place_name(one)} ({one.kind}): {one.reason.message or 'would do now'}"
         for one in nearest
     ]
     more = len(told) - _PLACES
-    return [*told[:_PLACES], *([f"place   {more} more refused"] if more > 0 else [])]
-
-
-def _drained(pools: Sequence[object]) -> list[str]:
-    return [node.id for pool in pools for node in getattr(pool, "nodes", ()) if node.drained]
+    facts = [*told[:_PLACES], *([f"place   {more} more refused"] if more > 0 else [])]
+    return facts, steps(now, waiting, decision, now=datetime.now(UTC))
 
 
 def _placed(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
     from rmux.store import requests
 
     facts = [f"group   {job.group_id}, iteration {job.iteration} of {job.spec.iterations}"]
+    facts += _plan(conn, job)
     served = requests.has_controller(
         conn, job.group_id, now_s=SystemClock().now_s(), boot_id=boot_id()
     )
@@ -160,6 +172,26 @@ def _placed(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
     if job.attempt > 1:
         facts.append(f"attempt {job.attempt}: {_failures(conn, job)}")
     return facts, [f"rmux group watch {job.group_id}"]
+
+
+def _plan(conn: Conn, job: Job) -> list[str]:
+    """What it is charged, and whether the plan meets its deadline."""
+    from rmux.place import deadline
+    from rmux.place.period import period
+    from rmux.store import groups
+
+    usd_per_h = job_views.charged_usd_per_h(conn, [job]).get(job.id)
+    facts = [] if usd_per_h is None else [f"charged {units.format_usd_per_h(usd_per_h)}"]
+    group = None if job.group_id is None else groups.get(conn, job.group_id)
+    if not job.spec.deadline_s or group is None or job.id not in group.round:
+        return facts
+    left_s = (job.spec.iterations - job.iteration) * period(
+        group.members, order=group.round
+    ).iteration_s(job.id)
+    end_s = (datetime.now(UTC) - job.created_at).total_seconds() + left_s
+    late = deadline.too_late(end_s, job.spec.deadline_s)
+    met = f"planned to end {units.format_duration(end_s)} after submission, in time"
+    return [*facts, f"deadline {met if late is None else late.message}"]
 
 
 def _failures(conn: Conn, job: Job) -> str:

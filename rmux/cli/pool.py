@@ -11,8 +11,9 @@ from rmux import units
 from rmux.cli.documents_pools import PoolChange, PoolList
 from rmux.cli.options import DryRun, session
 from rmux.cli.output import Column, Table
-from rmux.cli.pool_views import change, document, node_rows
+from rmux.cli.pool_views import change, document, node_rows, policy_line, policy_part
 from rmux.cli.wiring import open_store
+from rmux.cluster import Policy
 from rmux.ids import fresh_id
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def add(
     from rmux.spec import load_cluster
     from rmux.store import pools
 
-    cluster = load_cluster(file, host=session(ctx).settings.host)
+    found = session(ctx)
+    cluster = load_cluster(file, host=found.settings.host)
     _change(
         ctx,
         lambda conn: pools.save(conn, cluster, replace=replace),
@@ -47,6 +49,8 @@ def add(
         verb="added",
         dry_run=dry_run,
     )
+    if cluster.tenants or cluster.policy != Policy():
+        found.out.note(policy_line(cluster))
 
 
 @app.command("ls")
@@ -60,7 +64,7 @@ def ls(ctx: typer.Context) -> None:
         revision = groups.revision(conn)
     items = tuple(document(cluster, pool, held) for pool in cluster.pools)
     found.out.emit(
-        PoolList(items=items, revision=revision),
+        PoolList(items=items, policy=policy_part(cluster.policy), revision=revision),
         table=lambda: Table(
             (
                 "POOL",
@@ -90,6 +94,27 @@ def ls(ctx: typer.Context) -> None:
         ),
         names=[item.name for item in items],
     )
+    found.out.note(policy_line(cluster))
+
+
+@app.command("tenants")
+def tenants(ctx: typer.Context) -> None:
+    """List the tenants: quota, weight, jobs, and what each is charged of the bill.
+
+    A group's price is charged to its members in proportion to the device-seconds they hold. The
+    sum over tenants is the bill.
+    """
+    from rmux.cli import tenant_views
+
+    found = session(ctx)
+    with open_store(found) as store, store.read() as conn:
+        seen = tenant_views.document(conn)
+    found.out.emit(
+        seen,
+        table=lambda: tenant_views.table(seen),
+        names=[item.name for item in seen.items if item.name],
+    )
+    found.out.note(f"bill {units.format_usd_per_h(seen.bill_usd_per_h)}, the sum over tenants")
 
 
 @app.command("show")
@@ -104,6 +129,7 @@ def show(ctx: typer.Context, pool: PoolArg) -> None:
     found.out.emit(seen, table=lambda: node_rows(seen), names=[seen.name])
     for link in seen.links:
         found.out.note(f"link {link.source}, {link.target}: {units.format_rate(link.rate_bps)}")
+    found.out.note(policy_line(cluster))
 
 
 @app.command("rm")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rmux import units
-from rmux.cli.documents_pools import LinkPart, NodePart, PoolDocument
+from rmux.cli.documents_pools import LinkPart, NodePart, PolicyPart, PoolDocument
 from rmux.cli.output import Column, Table
-from rmux.cluster import Cluster, NodePool
+from rmux.cluster import Cluster, NodePool, Policy
 from rmux.ids import GroupId, IdSource, NodeId
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def document(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -
         hardware=pool.hardware,
         usd_per_device_h=pool.usd_per_device_h,
         num_nodes=len(pool.nodes),
+        max_nodes=pool.max_nodes,
         num_devices=sum(node.num_devices for node in pool.nodes),
         free_nodes=len(free),
         drained_nodes=sum(bool(node.drained) for node in pool.nodes),
@@ -63,7 +65,22 @@ def document(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -
             for link in cluster.links
             if pool.name in (link.source, link.target)
         ),
+        policy=policy_part(cluster.policy),
     )
+
+
+def policy_part(policy: Policy) -> PolicyPart:
+    return PolicyPart.model_validate(dataclasses.asdict(policy))
+
+
+def policy_line(cluster: Cluster) -> str:
+    """'policy: ageing_s 600; tenants: math, code', of what is not as it is by default."""
+    values, usual = dataclasses.asdict(cluster.policy), dataclasses.asdict(Policy())
+    told = [f"{key} {value}" for key, value in values.items() if value != usual[key]]
+    line = f"policy: {', '.join(told) or 'as by default'}"
+    if cluster.tenants:
+        line += f"; tenants: {', '.join(tenant.name for tenant in cluster.tenants)}"
+    return line
 
 
 def node_rows(pool: PoolDocument) -> Table:

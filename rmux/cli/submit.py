@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmux.cli.options import DryRun, SpecPath, session
+from rmux.cli.overrides import Deadline, Name, Priority, TenantName, check_tenant, overridden
 from rmux.cli.place import Margin, Rule, Slo, with_slo
 from rmux.cli.wiring import ids, open_store
 from rmux.errors import ConflictError, InfeasibleError, UserError
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Submit a job.")
 
-Name = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="Name the job so instead of as the spec does."),
-]
 Key = Annotated[
     str | None,
     typer.Option("--idempotency-key", metavar="KEY", help="The same key means the same job."),
@@ -49,6 +46,9 @@ def submit(
     spec: SpecPath,
     name: Name = None,
     slo: Slo = None,
+    tenant: TenantName = None,
+    priority: Priority = None,
+    deadline: Deadline = None,
     idempotency_key: Key = None,
     placement: PlacementFile = None,
     rule: Rule = None,
@@ -66,7 +66,13 @@ def submit(
     from rmux.spec import load_spec
 
     found = session(ctx)
-    wanted = _named(with_slo(load_spec(spec), slo), name)
+    wanted = overridden(
+        with_slo(load_spec(spec), slo),
+        name=name,
+        tenant=tenant,
+        priority=priority,
+        deadline=deadline,
+    )
     pinned = _pinned(placement) if placement else _Pinned(rule=rule, margin=margin)
     with open_store(found) as store:
         began_s = time.monotonic()
@@ -80,7 +86,7 @@ def submit(
         found.out.emit(document, text=lambda: _text(done), names=[done.job.id])
         if not done.created:
             found.out.note(_same(done.job, wanted))
-        for line in _advice(done, dry_run=dry_run):
+        for line in (*_late(done, profile), *_advice(done, dry_run=dry_run)):
             found.out.note(line)
         if wait and not dry_run:
             job_wait.wait(store, [done.job.id], job_wait.Condition.parse("done"))
@@ -107,7 +113,11 @@ def _submitted(
     from rmux.cli import preflight
     from rmux.place import service
     from rmux.profile.service import profile_job
+    from rmux.store import pools
 
+    if spec.tenant:
+        with store.read() as conn:
+            check_tenant(spec.tenant, pools.load(conn).tenants)
     profile = profile_job(store, spec, ids=ids(), save=False)
     if pinned.spec_hash not in (None, profile.spec_hash):
         raise ConflictError("the placement is of another spec", code="place.stale")
@@ -132,22 +142,6 @@ def _submitted(
         dry_run=dry_run,
     )
     return done, profile
-
-
-def _named(spec: JobSpec, name: str | None) -> JobSpec:
-    """The spec under another name. UserError when it is no job name."""
-    if name is None:
-        return spec
-    from pydantic import TypeAdapter, ValidationError
-
-    from rmux.spec_models import Name as JobName
-
-    try:
-        return replace(spec, name=TypeAdapter(JobName).validate_python(name))
-    except ValidationError as error:
-        raise UserError(
-            f"--name {error.errors()[0]['msg'].removeprefix('Value error, ')}"
-        ) from None
 
 
 def _pinned(path: str) -> _Pinned:
@@ -228,6 +222,18 @@ def _same(known: Job, wanted: JobSpec) -> str:
     if differing := service.differences(wanted, known.spec):
         told += f"; it keeps its own {'; '.join(differing[:4])}"
     return f"{told}. --name OTHER makes one"
+
+
+def _late(done: Submission, profile: JobProfile) -> list[str]:
+    """That the job cannot end by its deadline, and when it can."""
+    if done.decision is None or not done.job.spec.deadline_s:
+        return []
+    from rmux.group import PendingJob
+    from rmux.place import queue
+
+    job = PendingJob(job=done.job, spec=done.job.spec, profile=profile)
+    reason = queue.late(done.decision, job, now=done.job.created_at)
+    return [] if reason is None else [f"{reason.code}: {reason.message}"]
 
 
 def _advice(done: Submission, *, dry_run: bool) -> list[str]:

@@ -6,9 +6,11 @@ import importlib.util
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
+from rmux.cluster import Policy, Tenant
 from rmux.store import pools
 from rmux.store.engine import Store
 
@@ -251,3 +253,95 @@ def test_waiting_ends_as_soon_as_the_job_cannot_be_done(folder, run, monkeypatch
     code, _, err = run("job", "submit", "a.toml", "--wait")
     assert code == 6
     assert "cancelled" in err
+
+
+def declare(folder, *tenants, **policy):
+    """Tenants and policy beside the pools of the store."""
+    store = Store.open(f"sqlite:///{folder}/state/rmux.db")
+    with store.write() as conn:
+        cluster = replace(pools.load(conn), tenants=tenants, policy=Policy(**policy))
+        pools.save(conn, cluster, replace=True)
+    store.close()
+
+
+def test_flags_stand_in_for_keys_of_the_spec(folder, run):
+    flags = ("--tenant", "math", "--priority", "7", "--deadline", "48h")
+    job = json.loads(run("job", "submit", "a.toml", *flags, "--json")[1])["id"]
+    shown = json.loads(run("job", "show", job, "--json")[1])
+    assert (shown["tenant"], shown["priority"], shown["deadline_s"]) == ("math", 7, 172800.0)
+    text = run("job", "show", job)[1]
+    assert "tenant     math" in text
+    assert "(2d00h after submission)" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--priority", "5000"), "--priority Input should be less than or equal to 1000"),
+        (("--tenant", "a/b"), "--tenant"),
+        (("--deadline", "soon"), "--deadline"),
+        (("--name", "no name"), "--name is 'no name'"),
+    ],
+)
+def test_a_flag_that_no_spec_could_say_is_a_usage_error(folder, run, flags, told):
+    code, out, err = run("job", "submit", "a.toml", *flags)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert jobs(run) == []
+
+
+def test_a_tenant_that_is_not_declared_is_a_usage_error_with_the_nearest(folder, run):
+    declare(folder, Tenant(name="math"), Tenant(name="code"))
+    code, out, err = run("job", "submit", "a.toml", "--tenant", "maths", "--json")
+    assert (code, out) == (2, "")
+    error = json.loads(err.splitlines()[-1])
+    assert error["code"] == "tenant.unknown"
+    assert "did you mean math?" in error["hint"]
+    assert "code, math" in run("job", "submit", "a.toml", "--tenant", "zzz")[2]
+    assert jobs(run) == []
+    assert run("job", "submit", "a.toml", "--tenant", "math")[0] == 0
+    assert run("job", "submit", "b.toml")[0] == 0
+
+
+def test_with_no_tenant_declared_any_name_is_taken(folder, run):
+    assert run("job", "submit", "a.toml", "--tenant", "whoever")[0] == 0
+    items = json.loads(run("pool", "tenants", "--json")[1])["items"]
+    assert [(one["name"], one["declared"]) for one in items] == [("whoever", False)]
+
+
+def test_a_deadline_that_no_place_meets_is_told_and_the_job_is_placed(folder, run):
+    code, out, err = run("job", "submit", "a.toml", "--deadline", "30s")
+    assert code == 0
+    assert " a PLACED" in out
+    assert "deadline: ends 80.2 s after submission at the earliest, 50.2 s after" in err
+    job = out.split()[0]
+    assert "after its deadline of 30 s" in run("job", "why", job)[1]
+    err = run("job", "submit", "b.toml", "--deadline", "1h")[2]
+    assert "deadline" not in err
+
+
+def test_why_names_the_slo_that_would_fit_and_it_does(folder, run):
+    run("job", "submit", "a.toml")
+    job = run("job", "submit", "tight.toml")[1].split()[0]
+    found = json.loads(run("job", "why", job, "--json")[1])
+    step = next(one for one in found["unblock"] if one["code"] == "slo")
+    slo = step["numbers"]["slo"]
+    assert f"slo: --slo {slo:.2f} would fit group g-" in "\n".join(found["next"])
+    assert f"--slo {slo:.2f} would fit" in run("job", "why", job)[1]
+    run("job", "cancel", job)
+    below = run("job", "submit", "tight.toml", "--slo", f"{slo * 0.99:.4f}")[1]
+    assert "PENDING" in below
+    run("job", "cancel", below.split()[0])
+    assert "PLACED" in run("job", "submit", "tight.toml", "--slo", str(slo))[1]
+
+
+def test_why_counts_the_nodes_that_are_missing(folder, run):
+    run("job", "submit", "a.toml")
+    job = run("job", "submit", "tight.toml")[1].split()[0]
+    step = next(
+        one
+        for one in json.loads(run("job", "why", job, "--json")[1])["unblock"]
+        if one["code"] == "capacity"
+    )
+    assert step["numbers"] == {"rollout_nodes": 1.0, "train_nodes": 1.0}
+    assert "1 more cpu node in rollout pool rollout" in step["message"]

@@ -12,12 +12,14 @@ from typing import TypeVar
 
 from rmux.errors import ConflictError, InfeasibleError, InternalError, NotFoundError
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, ClusterState
+from rmux.group import Assignment, ClusterState, PendingJob
 from rmux.ids import GroupId, IdSource, JobId
 from rmux.job import Job, JobSpec, JobState
 from rmux.place.admit import admit
 from rmux.place.decision import Decision
+from rmux.place.rebalance import Move, Rebalance, propose
 from rmux.place.settle import founded_by, settle
+from rmux.place.settle import settle_pending as settle_decisions
 from rmux.store import groups, jobs, profiles, state
 from rmux.store.engine import Conn, Store
 
@@ -85,7 +87,8 @@ def place_job(
 def settle_pending(
     store: Store, *, ids: IdSource, rule: str | None = None, margin: float | None = None
 ) -> tuple[Decision, ...]:
-    """Place what can be placed of the pending jobs, oldest first, in one transaction.
+    """One pass over the cluster, in one transaction: who waits is placed in the order of the
+    queue, and, where the policy says so, jobs that have not started yet move where that saves.
 
     ConflictError when others kept changing the store.
     """
@@ -93,15 +96,48 @@ def settle_pending(
     def attempt() -> tuple[Decision, ...]:
         with store.read() as conn:
             now = state.load(conn)
-        decisions = settle(now, rule=rule, margin=margin)
+        done = settle(now, rule=rule, margin=margin, staying=_started(now))
         told = {one.job.id: one.job.reason for one in now.pending}
-        news = [one for one in decisions if one.admitted or one.reason != told[one.job_id]]
-        if news:
+        news = [one for one in done.decisions if one.admitted or one.reason != told[one.job_id]]
+        moves = () if done.rebalance is None else done.rebalance.moves
+        if news or moves:
             with store.write() as conn:
-                _write(conn, news, now, ids)
-        return decisions
+                _write(conn, news, now, ids, moves=moves)
+        return done.decisions
 
     return _until_fresh(attempt)
+
+
+def rebalance(
+    store: Store, *, ids: IdSource, payback_s: float | None = None, dry_run: bool = True
+) -> tuple[Rebalance, tuple[JobId, ...]]:
+    """Moves that pay back, carried out unless `dry_run`; and the jobs that stay as they have
+    started.
+
+    ConflictError when others kept changing the store.
+    """
+
+    def attempt() -> tuple[Rebalance, tuple[JobId, ...]]:
+        with store.read() as conn:
+            now = state.load(conn)
+        staying = _started(now)
+        found = propose(now, payback_s=payback_s, staying=staying)
+        if found.moves and not dry_run:
+            with store.write() as conn:
+                _write(conn, [], now, ids, moves=found.moves)
+        return found, tuple(sorted(staying))
+
+    return _until_fresh(attempt)
+
+
+def _started(now: ClusterState) -> frozenset[JobId]:
+    """Members that a controller has taken up: their state lies on the nodes they have."""
+    return frozenset(
+        member.job_id
+        for group in now.groups
+        for member in group.members
+        if member.state is not JobState.PLACED
+    )
 
 
 def submit(
@@ -138,14 +174,31 @@ def submit(
                 hint="run rmux place again",
                 code="place.stale",
             )
-        decision = admit(
-            now, spec=job.spec, profile=profile, job_id=job.id, rule=rule, margin=margin
-        )
-        if decision.never_fits:
-            raise infeasible(job.spec, decision)
-        return _stored(store, job, profile, decision, now, ids=ids, dry_run=dry_run)
+        decisions = _with_newcomer(now, job, profile, rule=rule, margin=margin)
+        own = next(one for one in decisions if one.job_id == job.id)
+        if own.never_fits:
+            raise infeasible(job.spec, own)
+        return _stored(store, job, profile, own, decisions, now, ids=ids, dry_run=dry_run)
 
     return _until_fresh(attempt)
+
+
+def _with_newcomer(
+    now: ClusterState,
+    job: Job,
+    profile: JobProfile,
+    *,
+    rule: str | None,
+    margin: float | None,
+) -> tuple[Decision, ...]:
+    """A submission is decided alone, unless a queue, quotas or a deadline bear on it: then it takes
+    its place among those who wait, and the whole pass is written."""
+    waiting = PendingJob(job=job, spec=job.spec, profile=profile)
+    shared = now.cluster.tenants or now.cluster.policy.ageing_s
+    others = now.pending if shared else ()
+    return settle_decisions(
+        replace(now, pending=(*others, waiting)), now=job.created_at, rule=rule, margin=margin
+    )
 
 
 def _stored(
@@ -153,6 +206,7 @@ def _stored(
     job: Job,
     profile: JobProfile,
     decision: Decision,
+    decisions: Sequence[Decision],
     now: ClusterState,
     *,
     ids: IdSource,
@@ -164,7 +218,7 @@ def _stored(
             _check_revision(conn, now)
             profiles.save(conn, profile)
             jobs.insert(conn, job)
-            _apply(conn, [decision], ids)
+            _apply(conn, decisions, ids)
             done = Submission(job=jobs.get(conn, job.id), created=True, decision=decision)
             if dry_run:
                 raise _RolledBackError
@@ -239,16 +293,28 @@ def _pending(conn: Conn, job_id: JobId) -> tuple[Job, JobProfile]:
     return job, profiles.get(conn, job.profile_id)
 
 
-def _write(conn: Conn, decisions: Sequence[Decision], now: ClusterState, ids: IdSource) -> None:
+def _write(
+    conn: Conn,
+    decisions: Sequence[Decision],
+    now: ClusterState,
+    ids: IdSource,
+    *,
+    moves: Sequence[Move] = (),
+) -> None:
     _check_revision(conn, now)
     for decision in decisions:
         job = jobs.get(conn, decision.job_id)
         if job.state is not JobState.PENDING or job.desired != "run":
             raise _stale()
-    _apply(conn, decisions, ids)
+    for move in moves:
+        if jobs.get(conn, move.job_id).state is not JobState.PLACED:
+            raise _stale()
+    _apply(conn, decisions, ids, moves=moves)
 
 
-def _apply(conn: Conn, decisions: Sequence[Decision], ids: IdSource) -> None:
+def _apply(
+    conn: Conn, decisions: Sequence[Decision], ids: IdSource, *, moves: Sequence[Move] = ()
+) -> None:
     """Carry out decisions made one upon the other, in a transaction that holds the write lock."""
     named: dict[GroupId, GroupId] = {}
     for decision in decisions:
@@ -259,6 +325,13 @@ def _apply(conn: Conn, decisions: Sequence[Decision], ids: IdSource) -> None:
         named[founded_by(decision.job_id)] = groups.apply(
             conn,
             assignment,
+            expected_revision=groups.revision(conn),
+            group_id=GroupId(ids("g")),
+        )
+    for move in moves:
+        named[move.target] = groups.apply(
+            conn,
+            _with_real_group(move.assignment, named),
             expected_revision=groups.revision(conn),
             group_id=GroupId(ids("g")),
         )

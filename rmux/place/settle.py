@@ -1,66 +1,124 @@
-"""Cluster-wide placement in one pure pass: what the pending jobs get now."""
+"""Cluster-wide placement in one pure pass: the waiting jobs, then moves that save money.
+
+Waiting jobs are tried in the order of `queue`, each from the state that the others lead to; a
+tenant's quota, a reserved start and a deadline bear on what each gets. What the cluster's policy
+does not ask for does not happen: by default the pass serves the oldest first and moves nobody.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, ClusterState, CoExecGroup, member_of
-from rmux.ids import GroupId
-from rmux.job import JobSpec
+from rmux.group import Assignment, ClusterState, PendingJob
+from rmux.ids import JobId
+from rmux.job import JobSpec, Reason
+from rmux.place import queue
 from rmux.place.admit import admit
 from rmux.place.decision import Decision
+from rmux.place.index import Index, founded_by
+from rmux.place.rebalance import Rebalance, propose
+
+__all__ = ["Settlement", "applied", "founded_by", "settle", "settle_pending"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What one pass decided; the moves come after all the decisions."""
+
+    decisions: tuple[Decision, ...]
+    rebalance: Rebalance | None = None
+    """None where the policy moves nobody."""
 
 
 def settle(
-    state: ClusterState, *, rule: str | None = None, margin: float | None = None
-) -> tuple[Decision, ...]:
-    """One decision per pending job, oldest first, each from the state that the others lead to.
+    state: ClusterState,
+    *,
+    now: datetime | None = None,
+    rule: str | None = None,
+    margin: float | None = None,
+    staying: Set[JobId] = frozenset(),
+) -> Settlement:
+    """One decision per waiting job, and the moves that the policy asks for. Pure but for `now`,
+    which is the present when it is not given.
 
     A later job may join a group that an earlier one founds; that group is called
-    `founded_by(job)` until the store has named it.
+    `founded_by(job)` until the store has named it. Jobs in `staying` are not moved.
     """
-    decisions = []
-    for waiting in sorted(state.pending, key=lambda one: (one.job.created_at, one.job.id)):
-        decision = admit(
-            state,
-            spec=waiting.spec,
-            profile=waiting.profile,
-            job_id=waiting.job.id,
-            rule=rule,
-            margin=margin,
-        )
-        decisions.append(decision)
-        if decision.assignment is not None:
-            state = applied(state, decision.assignment, waiting.spec, waiting.profile)
-    return tuple(decisions)
+    decisions, state = _decided(state, now=now or datetime.now(UTC), rule=rule, margin=margin)
+    if not state.cluster.policy.rebalance:
+        return Settlement(decisions=decisions)
+    fresh = {decision.job_id for decision in decisions if decision.admitted}
+    return Settlement(decisions=decisions, rebalance=propose(state, staying=staying | fresh))
 
 
-def founded_by(job_id: str) -> GroupId:
-    """Name of a group that a decision makes, before it has an id."""
-    return GroupId(f"new-{job_id}")
+def settle_pending(
+    state: ClusterState,
+    *,
+    now: datetime | None = None,
+    rule: str | None = None,
+    margin: float | None = None,
+) -> tuple[Decision, ...]:
+    """Only the decisions of `settle`."""
+    return _decided(state, now=now or datetime.now(UTC), rule=rule, margin=margin)[0]
 
 
 def applied(
     state: ClusterState, assignment: Assignment, spec: JobSpec, profile: JobProfile
 ) -> ClusterState:
     """The state after an assignment, at the same revision."""
-    member = member_of(spec, profile, job_id=assignment.job_id, placement=assignment.placement)
+    index = Index.of(state)
+    index.apply(assignment, spec=spec, profile=profile)
     pending = tuple(one for one in state.pending if one.job.id != assignment.job_id)
-    if assignment.group_id is None:
-        founded = CoExecGroup(
-            id=founded_by(assignment.job_id), members=(member,), nodes=assignment.added_nodes
-        )
-        return replace(state, groups=(*state.groups, founded), pending=pending)
-    groups = tuple(
-        replace(
-            group,
-            members=(*group.members, member),
-            nodes=tuple(n for n in group.nodes if n not in assignment.removed_nodes)
-            + assignment.added_nodes,
-        )
-        if group.id == assignment.group_id
-        else group
-        for group in state.groups
-    )
-    return replace(state, groups=groups, pending=pending)
+    return replace(index.state(), pending=pending)
+
+
+def _decided(
+    state: ClusterState, *, now: datetime, rule: str | None, margin: float | None
+) -> tuple[tuple[Decision, ...], ClusterState]:
+    """The decisions, and the state after them without anybody waiting."""
+    decisions: list[Decision] = []
+    index, kept = Index.of(state), None
+    for waiting in queue.order(state, now=now):
+        if kept is None:
+            decision = _decide(index, state, waiting, now=now, rule=rule, margin=margin)
+        else:
+            seen = queue.held_back(state, kept)
+            decision = _decide(Index.of(seen), seen, waiting, now=now, rule=rule, margin=margin)
+        if decision.assignment is not None:
+            refusal = queue.quota_refusal(state, waiting, decision.assignment)
+            if refusal is not None:
+                decision = _refused(decision, refusal)
+        elif kept is not None and queue.fits(state, waiting):
+            decision = _refused(decision, queue.reserved(kept))
+        elif kept is None:
+            kept = queue.reservation(state, waiting, now=now)
+        decisions.append(decision)
+        if decision.assignment is not None:
+            index.apply(decision.assignment, spec=waiting.spec, profile=waiting.profile)
+            state = index.state()
+    return tuple(decisions), replace(state, pending=())
+
+
+def _decide(
+    index: Index,
+    state: ClusterState,
+    waiting: PendingJob,
+    *,
+    now: datetime,
+    rule: str | None,
+    margin: float | None,
+) -> Decision:
+    """By the index, where no deadline asks for a look at every place."""
+    spec, profile, job_id = waiting.spec, waiting.profile, waiting.job.id
+    if not spec.deadline_s:
+        return index.decide(spec=spec, profile=profile, job_id=job_id, rule=rule, margin=margin)
+    decision = admit(state, spec=spec, profile=profile, job_id=job_id, rule=rule, margin=margin)
+    return queue.preferring_deadline(decision, waiting, now=now)
+
+
+def _refused(decision: Decision, reason: Reason) -> Decision:
+    """The same look at the places, and none of them given."""
+    return replace(decision, assignment=None, chosen=None, reason=reason, never_fits=False)

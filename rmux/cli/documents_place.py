@@ -223,3 +223,32 @@ class PeriodDocument(Document):
     """The jobs of one round by name; one with several turns stands as often."""
     switch_s: float
     jobs: tuple[PeriodJobPart, ...]
+
+
+class MovePart(Part):
+    job_id: str
+    name: str
+    source: str
+    """The group that it leaves."""
+    target: str | None
+    """Null for a new group."""
+    added_nodes: tuple[str, ...]
+    price_s: float
+    """What the move takes from the job."""
+    price_usd: float
+
+
+class RebalanceDocument(Document):
+    """Moves in the order in which each is possible; none where none pays back."""
+
+    schema_: Literal["rmux.rebalance/v1"] = named("rmux.rebalance/v1")
+    dry_run: bool
+    moves: tuple[MovePart, ...]
+    staying: tuple[str, ...]
+    """Jobs that have started, which stay."""
+    usd_per_h_before: float
+    usd_per_h_after: float
+    saves_usd_per_h: float
+    price_s: float
+    price_usd: float
+    payback_s: float

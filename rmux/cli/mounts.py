@@ -24,7 +24,8 @@ class Mount:
 MOUNTS: dict[str, Mount] = {
     "profile": Mount("Estimate or measure a job's phase times and memory.", ("profile",)),
     "place": Mount(
-        "Show where a job would go, what it costs and who gets slower.", ("place", "place_period")
+        "Show where a job would go, what it costs and who gets slower.",
+        ("place", "place_period", "place_rebalance"),
     ),
     "job": Mount("Submit, follow and cancel jobs.", ("job", "submit")),
     "group": Mount("Run and watch the groups of jobs that share nodes.", ("group",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,10 @@ from rmux.cli.wiring import ids, open_store
 from rmux.errors import UserError
 
 if TYPE_CHECKING:
+    from rmux.estimate import JobProfile
     from rmux.job import JobSpec
+    from rmux.place.decision import Decision
+    from rmux.store.engine import Store
 
 
 class PlaceGroup(FlatVerbGroup):
@@ -83,13 +87,15 @@ def plan(
                 only = groups.resolve(conn, group)
         began_s = time.monotonic()
         decision = service.plan(store, wanted, profile, rule=rule, margin=margin, group=only)
+        decision, notes = _as_queued(store, decision, wanted, profile)
         elapsed_s = time.monotonic() - began_s
     if not decision.admitted and not explain:
         raise service.infeasible(wanted, decision, hint=f"rmux place {spec} --explain")
     document = place_views.placement_document(
         decision, spec=wanted, profile=profile, elapsed_s=elapsed_s
     )
-    out.note(place_views.profile_line(profile))
+    for line in (place_views.profile_line(profile), *notes):
+        out.note(line)
     if explain:
         out.note(
             f"{document.explored} candidates, {document.pruned} refused without a placement, "
@@ -113,6 +119,27 @@ def plan(
         raise service.infeasible(wanted, decision)
     out.note(f"plan only; nothing is reserved. next: rmux job submit {spec}")
     return int(ExitCode.DONE)
+
+
+def _as_queued(
+    store: Store, decision: Decision, spec: JobSpec, profile: JobProfile
+) -> tuple[Decision, list[str]]:
+    """The place that a deadline prefers, and what a deadline or a quota has to say of it."""
+    if not spec.deadline_s and not spec.tenant:
+        return decision, []
+    from rmux.place import queue
+    from rmux.place.deadline import unsubmitted
+    from rmux.store import state
+
+    with store.read() as conn:
+        seen = state.load(conn)
+    now = datetime.now(UTC)
+    job = unsubmitted(spec, profile, job_id=decision.job_id, now=now)
+    decision = queue.preferring_deadline(decision, job, now=now)
+    told = [queue.late(decision, job, now=now)]
+    if decision.assignment is not None:
+        told.append(queue.quota_refusal(seen, job, decision.assignment))
+    return decision, [f"{one.code}: {one.message}" for one in told if one is not None]
 
 
 def with_slo(spec: JobSpec, slo: float | None) -> JobSpec:

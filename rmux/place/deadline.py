@@ -11,11 +11,25 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from rmux.estimate import JobProfile
 from rmux.group import PendingJob, solo_s
-from rmux.job import Reason
+from rmux.ids import JobId
+from rmux.job import Job, JobSpec, JobState, Reason
 from rmux.place.decision import Candidate, Decision, Verdict
 from rmux.place.index_explain import assignment_of
 from rmux.units import format_duration
+
+
+def unsubmitted(spec: JobSpec, profile: JobProfile, *, job_id: JobId, now: datetime) -> PendingJob:
+    """The waiting job that a spec would be if it were submitted now."""
+    job = Job(
+        id=job_id,
+        spec=spec,
+        spec_hash=profile.spec_hash,
+        state=JobState.PENDING,
+        created_at=now,
+    )
+    return PendingJob(job=job, spec=spec, profile=profile)
 
 
 def remaining_s(job: PendingJob, iteration_s: float) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from rmux.cli import place_views
+from rmux.cluster import Tenant
 from rmux.ids import GroupId, JobId
 from rmux.job import Reason
 from rmux.place.candidates import Kind
@@ -202,3 +204,37 @@ def test_without_pools_the_next_step_is_named(run, tmp_path, monkeypatch):
     code, _, err = run("place", "a.toml")
     assert code == 4
     assert "rmux pool add -f cluster.toml" in err
+
+
+def test_a_deadline_takes_a_dearer_place_that_meets_it(tmp_path, cluster, run, samples):
+    store = Store.open(f"sqlite:///{tmp_path}/state/rmux.db")
+    with store.write() as conn:
+        pools.save(conn, samples.cluster(rollout=2, train=2), replace=True)
+    store.close()
+    (tmp_path / "long.toml").write_text(emulated("long", rollout="9s", train="9s"))
+    quick = emulated("quick", rollout="2s", train="2s", slo=5.0)
+    (tmp_path / "quick.toml").write_text(quick)
+    (tmp_path / "due.toml").write_text('deadline = "100s"\n' + quick)
+    (tmp_path / "late.toml").write_text('deadline = "30s"\n' + quick)
+    run("job", "submit", "long.toml")
+    assert "new group" not in run("place", "quick.toml")[1]
+    code, out, err = run("place", "due.toml", "--explain")
+    assert code == 0
+    assert "would end the job after its deadline" in out
+    assert "new group" in run("place", "due.toml")[1]
+    assert "deadline:" not in err
+    assert "deadline: ends 40.2 s after submission at the earliest" in run("place", "late.toml")[2]
+    assert "isolated group" in run("job", "submit", "due.toml")[1]
+
+
+def test_a_plan_tells_the_quota_that_a_submission_would_meet(tmp_path, cluster, run):
+    store = Store.open(f"sqlite:///{tmp_path}/state/rmux.db")
+    with store.write() as conn:
+        tenants = (Tenant(name="math", quota_usd_per_h=5.0),)
+        pools.save(conn, replace(pools.load(conn), tenants=tenants), replace=True)
+    store.close()
+    (tmp_path / "mine.toml").write_text('tenant = "math"\n' + emulated("mine"))
+    code, _, err = run("place", "mine.toml")
+    assert code == 0
+    assert "quota: quota of tenant math is 5.00 USD/h, charged 0.00 USD/h now" in err
+    assert "quota:" not in run("place", "a.toml")[2]

@@ -11,7 +11,7 @@ import typer
 from rmux.cli import job_logs, job_requests, job_views, job_wait, job_why
 from rmux.cli.documents_jobs import CancelList, JobList, PauseList
 from rmux.cli.options import DryRun, Limit, session
-from rmux.cli.output import Table
+from rmux.cli.output import Format, Table
 from rmux.cli.wiring import open_store
 from rmux.errors import NotFoundError, UserError
 from rmux.job import JobState
@@ -48,6 +48,7 @@ def ls(
         items = job_views.records(
             conn,
             jobs.ls(conn, states=states, group=of_group, ended_after=since, limit=limit or None),
+            charged=found.out.format not in (Format.TABLE, Format.NAME),
         )
         total = jobs.count(conn, states=states, group=of_group, ended_after=since)
     found.out.emit(

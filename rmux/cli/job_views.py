@@ -122,17 +122,18 @@ def document(conn: Conn, job: Job) -> JobDocument:
     )
 
 
-def records(conn: Conn, jobs: Iterable[Job]) -> tuple[JobDocument, ...]:
+def records(conn: Conn, jobs: Iterable[Job], *, charged: bool = True) -> tuple[JobDocument, ...]:
+    """Jobs as documents; without `charged` nobody looks up what they are charged."""
     found = list(jobs)
     now, pace, solo = datetime.now(UTC), paces(conn, found), planned_solo_s(conn, found)
-    charged = charged_usd_per_h(conn, found)
+    usd_per_h = charged_usd_per_h(conn, found) if charged else {}
     return tuple(
         JobDocument(
             **fields(
                 job,
                 pace=pace.get(job.id, Pace()),
                 solo_s=solo.get(job.id),
-                usd_per_h=charged.get(job.id),
+                usd_per_h=usd_per_h.get(job.id),
                 observed_at=now,
             )
         )

@@ -14,7 +14,7 @@ by rounding down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from rmux.cluster import Cluster
 from rmux.group import ClusterState, CoExecGroup, Member
@@ -43,15 +43,21 @@ def shares(
 
 
 def by_tenant(
-    state: ClusterState, *, held_s: Mapping[GroupId, Held] | None = None
+    state: ClusterState,
+    *,
+    held_s: Mapping[GroupId, Held] | None = None,
+    only: Collection[str] | None = None,
 ) -> Mapping[str, float]:
     """USD/h charged to each tenant that has jobs in groups; '' are jobs of nobody's tenant.
 
     The sum is the bill, `bill_usd_per_h`, up to rounding: groups without members are charged to
-    `UNASSIGNED`.
+    `UNASSIGNED`. With `only` the groups in which none of these tenants has a job are left out, and
+    what the other tenants are charged is not whole.
     """
     charged: dict[str, list[float]] = {}
     for group in state.groups:
+        if only is not None and not any(member.tenant in only for member in group.members):
+            continue
         if not group.members:
             charged.setdefault(UNASSIGNED, []).append(group.usd_per_h(state.cluster))
             continue

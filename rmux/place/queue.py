@@ -99,8 +99,11 @@ def quota_refusal(
     """
     if not any(tenant.quota_usd_per_h for tenant in state.cluster.tenants):
         return None
-    before = charge.by_tenant(state) if charged is None else charged
-    for tenant, added in added_usd_per_h(state, job, assignment).items():
+    limited = {tenant.name for tenant in state.cluster.tenants if tenant.quota_usd_per_h}
+    changes = added_usd_per_h(state, job, assignment)
+    raised = {name: more for name, more in changes.items() if more > 0 and name in limited}
+    before = charge.by_tenant(state, only=raised) if charged is None else charged
+    for tenant, added in raised.items():
         reason = over(state.cluster, tenant, added, before)
         if reason is not None:
             return reason

@@ -123,7 +123,7 @@ def test_the_example_cluster_files_can_be_loaded(tmp_path):
         path.write_text(text)
         cluster = spec.load_cluster(path, host="here")
         counts.append([len(pool.nodes) for pool in cluster.pools])
-    assert counts == [[1, 1], [8, 4]]
+    assert counts == [[1, 1], [8, 4], [1, 1]]
 
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")

@@ -161,3 +161,10 @@ def test_a_member_that_has_hardly_held_anything_leaves_it_to_the_plan(lab):
     assert charge.measured_held_s(group, many) is None
     assert charge.measured_held_s(group, [*many, *few]) is None
     assert charge.measured_held_s(group, [*many, *few, turn("j-b", "t0/0", 90, 99)]) is not None
+
+
+def test_groups_of_other_tenants_need_not_be_looked_at(lab):
+    math = replace(lab.member("a", 10, 10), tenant="math")
+    code = replace(lab.member("c", 10, 10, ("r1",), ("t1",)), tenant="code")
+    state = lab.state(lab.group(math), lab.group(code, name="g-2"))
+    assert charge.by_tenant(state, only={"math"}) == {"math": 5.0}

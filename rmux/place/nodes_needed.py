@@ -7,8 +7,9 @@ where much of a loop is off the devices, the true period of the best order decid
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmux.cluster import DeviceId
 from rmux.estimate import JobProfile
@@ -36,6 +37,31 @@ class Item:
     rollout_bytes: int = 0
     train_bytes: int = 0
     max_staleness: int = 0
+    batches: tuple[int, int] | None = None
+    """Sequences per optimizer step, and per pass on one train node; None: it keeps its degree."""
+
+    def on_degree(self, train_nodes: int) -> Item | None:
+        """The job on another number of train nodes, as `fitted_profile` has it; None where its
+        batches cannot be dealt to so many devices. What it accepts stays."""
+        if train_nodes == self.train_nodes:
+            return self
+        if self.batches is None:
+            return None
+        mini, micro = self.batches
+        if mini % (micro * train_nodes):
+            return None
+        stretch = max(1.0, self.train_nodes / train_nodes)
+        train_s = self.train_s * stretch
+        loop_s = self.rollout_s + train_s + self.off_device_s
+        if self.max_staleness:
+            loop_s = max(self.rollout_s, train_s, loop_s / 2)
+        return replace(
+            self,
+            train_s=train_s,
+            solo_s=loop_s,
+            train_nodes=train_nodes,
+            train_bytes=math.ceil(self.train_bytes * stretch),
+        )
 
     @staticmethod
     def of(job_id: JobId, spec: JobSpec, profile: JobProfile) -> Item:
@@ -56,6 +82,7 @@ class Item:
             rollout_bytes=profile.rollout_resident_bytes + profile.switch_peak_bytes,
             train_bytes=profile.train_resident_bytes + profile.switch_peak_bytes,
             max_staleness=spec.max_staleness,
+            batches=(spec.train.mini_batch, spec.train.micro_batch),
         )
 
     @staticmethod
@@ -68,7 +95,7 @@ class Item:
             train_s=profile.train.planned_s,
             off_device_s=profile.off_device_s,
             solo_s=member.solo_s,
-            cap_s=member.slo * member.solo_s,
+            cap_s=member.slo * (member.asked_solo_s or member.solo_s),
             rollout_nodes=len(member.placement.rollout_nodes),
             train_nodes=len(member.placement.train_nodes),
             rollout_bytes=profile.rollout_resident_bytes + profile.switch_peak_bytes,

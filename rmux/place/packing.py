@@ -1,10 +1,11 @@
 """The cheapest way to divide jobs into groups, exact: set partitioning over feasible groups.
 
-A feasible group is a column: jobs of one train degree whose train time, longest loop and host
-memory keep every member's limit, on the fewest rollout nodes that do. Feasibility is hereditary
-(a subset of a feasible group is feasible), so columns grow one job at a time, and those of the jobs
-that stay are kept when a job comes or goes. A column that costs no less than the same jobs with one
-of them apart is never needed.
+A feasible group is a column: jobs at one train degree whose train time, longest loop and host
+memory keep every member's limit, on the fewest rollout nodes that do. The degree is one that some
+member asks for; the others take it where their batches can be dealt to it, as at admission.
+Feasibility is hereditary (a subset of a feasible group is feasible), so columns grow one job at a
+time, and those of the jobs that stay are kept when a job comes or goes. A column that costs no less
+than the same jobs with one of them apart is never needed.
 
 Jobs take whole nodes here: a job of k rollout nodes is pinned to k of its group's nodes.
 """
@@ -65,8 +66,11 @@ class Columns:
     prices: Prices
     max_members: int = 5
     margin: float = 0.0
+    degrees: tuple[int, ...] = ()
+    """Train nodes that groups may have, for jobs that can take another degree than they ask for."""
     _items: dict[JobId, Item] = field(default_factory=dict)
-    _columns: dict[tuple[JobId, ...], Column] = field(default_factory=dict)
+    _columns: dict[tuple[int, tuple[JobId, ...]], Column] = field(default_factory=dict)
+    """By train nodes and jobs."""
     _overflown: bool = False
 
     def add(self, item: Item) -> None:
@@ -76,14 +80,21 @@ class Columns:
         self._items[item.job_id] = item
         if self._overflown:
             return
-        grown = [(), *self._columns]
-        for jobs in grown:
-            column = self._grown(jobs, item)
-            if column is not None:
-                self._columns[column.jobs] = column
+        for degree in sorted({item.train_nodes, *self.degrees}):
+            self._add_at(item, degree)
         if len(self._columns) > MOST_COLUMNS:
             self._overflown = True
             self._columns.clear()
+
+    def _add_at(self, item: Item, degree: int) -> None:
+        fitted = item.on_degree(degree)
+        if fitted is None:
+            return
+        grown = [(), *[jobs for there, jobs in self._columns if there == degree]]
+        for jobs in grown:
+            column = self._grown(jobs, fitted)
+            if column is not None:
+                self._columns[degree, column.jobs] = column
 
     def remove(self, job_id: JobId) -> None:
         """A job that left."""
@@ -92,7 +103,7 @@ class Columns:
             self._refill()
             return
         self._columns = {
-            jobs: column for jobs, column in self._columns.items() if job_id not in jobs
+            key: column for key, column in self._columns.items() if job_id not in column.jobs
         }
 
     def items(self) -> Mapping[JobId, Item]:
@@ -146,9 +157,9 @@ class Columns:
     def _grown(self, jobs: tuple[JobId, ...], item: Item) -> Column | None:
         if self.max_members and len(jobs) >= self.max_members:
             return None
-        if jobs and self._items[jobs[0]].train_nodes != item.train_nodes:
-            return None
-        members = [*(self._items[job] for job in jobs), item]
+        degree = item.train_nodes
+        others = [self._items[job].on_degree(degree) for job in jobs]
+        members = [*(one for one in others if one is not None), item]
         limit_s = shared_limit_s(members, margin=self.margin)
         if not may_share(members, limit_s, memory_bytes=self.prices.host_memory_bytes):
             return None
@@ -159,19 +170,26 @@ class Columns:
             nodes * self.prices.rollout_usd_per_h + item.train_nodes * self.prices.train_usd_per_h
         )
         named = (*jobs, item.job_id)
-        return Column(named, nodes, item.train_nodes, usd_per_h, self._is_needed(named, usd_per_h))
+        needed = self._is_needed(degree, named, usd_per_h)
+        return Column(named, nodes, degree, usd_per_h, needed)
 
-    def _is_needed(self, jobs: tuple[JobId, ...], usd_per_h: float) -> bool:
+    def _is_needed(self, degree: int, jobs: tuple[JobId, ...], usd_per_h: float) -> bool:
+        if not self._is_founded(degree, jobs):
+            return False
         if len(jobs) == 1:
             return True
         for index, job in enumerate(jobs):
-            rest = self._columns.get(jobs[:index] + jobs[index + 1 :])
-            alone = self._columns.get((job,))
-            if rest is None or alone is None:
+            others = jobs[:index] + jobs[index + 1 :]
+            rest = self._columns.get((degree, others))
+            alone = self._columns.get((self._items[job].train_nodes, (job,)))
+            if rest is None or alone is None or not self._is_founded(degree, others):
                 continue
             if rest.usd_per_h + alone.usd_per_h <= usd_per_h + _TOLERANCE:
                 return False
         return True
+
+    def _is_founded(self, degree: int, jobs: tuple[JobId, ...]) -> bool:
+        return any(self._items[job].train_nodes == degree for job in jobs)
 
     def _refill(self) -> None:
         items = list(self._items.values())

@@ -183,7 +183,7 @@ def _prices(index: Index, groups: tuple[CoExecGroup, ...]) -> Prices | None:
         return None
     seen: dict[PoolKind, set[tuple[PoolName, int, int]]] = {kind: set() for kind in PoolKind}
     for member in (member for group in groups for member in group.members):
-        if member.max_repeats > 1 or member.asked_solo_s:
+        if member.max_repeats > 1:
             return None
         placement = member.placement
         for kind, devices, ids in (

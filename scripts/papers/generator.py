@@ -1,6 +1,6 @@
 """The synthetic jobs of the two-week replay: 200 jobs of the marginals that RollMux states.
 
-Stated: 200 jobs in two weeks, 3B to 32B, response limits 4k to 32k (mean 12.1k), mean duration
+Stated: 200 jobs within 370.2 h, 3B to 32B, response limits 4k to 32k (mean 12.1k), mean duration
 27.9 h, SLO U(1,2), rollout and train GPUs 1:1. Not stated, hence assumed here: how often each
 model, whether single- or multi-turn, the distribution of durations, phase seconds of other models
 than the ten published. Phase seconds are those of the published workloads scaled with the length
@@ -21,10 +21,12 @@ from rmux.job import JobSpec, RolloutSpec, TrainSpec
 from rmux.place.sim.jobs import SimJob
 
 NUM_JOBS = 200
-SPAN_H = 336.0
+SPAN_H = 370.2
+"""First arrival to last departure."""
 MEAN_DURATION_H = 27.9
 SIGMA = 1.0
 """Of the logarithm of durations: a median of 17 h, a twentieth beyond 88 h."""
+LONGEST_H = 240.0
 SLO = (1.0, 2.0)
 
 LENGTHS_K = (4, 8, 16, 32)
@@ -62,15 +64,25 @@ KINDS = (
 def two_weeks(seed: int, *, num_jobs: int = NUM_JOBS) -> list[SimJob]:
     """Jobs sorted by arrival. One node of the world's pools stands for 8 GPUs."""
     rng = np.random.default_rng(seed)
-    arrivals_s = np.sort(rng.uniform(0, SPAN_H * 3600, num_jobs))
-    raw = rng.lognormal(0.0, SIGMA, num_jobs)
-    durations_s = raw * (MEAN_DURATION_H * 3600 / raw.mean())
+    durations_s = 3600 * _durations_h(rng, num_jobs)
+    arrivals_s = rng.uniform(0, 1, num_jobs) * (SPAN_H * 3600 - durations_s)
+    order = np.argsort(arrivals_s)
+    arrivals_s, durations_s = arrivals_s[order], durations_s[order]
     kinds = rng.choice(len(KINDS), num_jobs, p=[kind.share for kind in KINDS])
     lengths = rng.choice(LENGTHS_K, num_jobs, p=LENGTH_SHARES)
     return [
         _job(index, KINDS[kinds[index]], int(lengths[index]), arrivals_s, durations_s, rng)
         for index in range(num_jobs)
     ]
+
+
+def _durations_h(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Log-normal, none too long for the span, scaled to the stated mean."""
+    raw = rng.lognormal(0.0, SIGMA, count)
+    for _ in range(20):
+        hours = raw * (MEAN_DURATION_H / raw.mean())
+        raw = np.minimum(hours, LONGEST_H)
+    return raw
 
 
 def _job(

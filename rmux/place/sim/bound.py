@@ -90,6 +90,7 @@ class Bounder:
             ),
             max_members=self.setting.max_members,
             margin=self.setting.margin,
+            degrees=tuple(sorted({item.train_nodes for item in self._items.values()})),
         )
 
     def _solve(self, columns: Columns, running: frozenset[JobId]) -> Packing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -215,6 +216,30 @@ def test_more_groups_than_can_be_listed_leave_a_bound_and_say_so(monkeypatch):
     for one in items[3:]:
         columns.remove(one.job_id)
     assert columns.solve().proven
+
+
+def test_a_job_takes_the_degree_of_others_where_its_batches_can_be_dealt_to_it():
+    small = item("small", 50, 100, slo=3)
+    wide = replace(item("wide", 50, 50, slo=3, train_nodes=2), batches=(32, 16))
+    fixed = replace(wide, batches=(32, 32))
+    together, apart = Columns(PRICES, degrees=(1, 2)), Columns(PRICES, degrees=(1, 2))
+    for columns, other in ((together, wide), (apart, fixed)):
+        columns.add(small)
+        columns.add(other)
+    (column,) = together.solve().columns
+    assert (column.jobs, column.train_nodes) == (("small", "wide"), 1)
+    assert [column.train_nodes for column in apart.solve().columns] == [1]
+    with_two = Columns(PRICES, degrees=(1, 2))
+    with_two.add(wide)
+    assert [column.train_nodes for column in with_two.solve().columns] == [2]
+
+
+def test_fewer_ranks_take_longer_and_hold_more():
+    wide = replace(item("wide", 50, 60, train_nodes=2, train_bytes=100), batches=(32, 16))
+    narrow = wide.on_degree(1)
+    assert (narrow.train_s, narrow.solo_s, narrow.train_bytes) == (120, 170, 200)
+    assert narrow.cap_s == wide.cap_s
+    assert narrow.on_degree(2).train_s == 120
 
 
 def test_a_label_is_chosen_once():

@@ -112,10 +112,12 @@ class Recurrence:
         """
         found: list[tuple[JobId, Iteration]] = []
         free_ms = self._free_ms
+        begin_ms = self.begin_ms or 0
         for loop in self._round:
             if loop.count == loop.limit:
                 continue
-            if loop.away_ms and loop.away_ms > max(free_ms[one] for one in loop.rollout):
+            turn_ms = max(begin_ms, *(free_ms[one] for one in loop.rollout))
+            if loop.away_ms > turn_ms:
                 continue
             found.append((loop.member.job_id, self._turn(loop, phases)))
         if not found:

@@ -103,7 +103,7 @@ def _job(
             name=f"{kind.model}-{length_k}k-{kind.turns}-{index}",
             slo=float(rng.uniform(*SLO)),
             rollout=RolloutSpec(devices=kind.nodes),
-            train=TrainSpec(devices=kind.nodes),
+            train=TrainSpec(devices=kind.nodes, micro_batch=16, mini_batch=32),
         ),
         profile=profile_of(rollout_s, train_s),
         kind=f"{kind.model}/{length_k}k/{kind.turns}",

@@ -39,7 +39,14 @@ def shares(
     `held_s` are measured device-seconds; a member that is not named held none. Where no member held
     any, the plan counts, and where that has no device-seconds either, all are charged alike.
     """
-    return split(group.usd_per_h(cluster), _weights(group, held_s))
+    return shares_of(group, group.usd_per_h(cluster), held_s=held_s)
+
+
+def shares_of(
+    group: CoExecGroup, usd_per_h: float, *, held_s: Held | None = None
+) -> Mapping[JobId, float]:
+    """`shares` of a price that is known."""
+    return split(usd_per_h, _weights(group, held_s))
 
 
 def by_tenant(
@@ -55,13 +62,15 @@ def by_tenant(
     what the other tenants are charged is not whole.
     """
     charged: dict[str, list[float]] = {}
+    prices = Prices(state.cluster)
     for group in state.groups:
         if only is not None and not any(member.tenant in only for member in group.members):
             continue
         if not group.members:
-            charged.setdefault(UNASSIGNED, []).append(group.usd_per_h(state.cluster))
+            charged.setdefault(UNASSIGNED, []).append(prices.usd_per_h(group))
             continue
-        part = shares(group, state.cluster, held_s=(held_s or {}).get(group.id))
+        held = (held_s or {}).get(group.id)
+        part = shares_of(group, prices.usd_per_h(group), held_s=held)
         for member in group.members:
             charged.setdefault(member.tenant, []).append(part[member.job_id])
     return {tenant: math.fsum(amounts) for tenant, amounts in sorted(charged.items())}
@@ -69,7 +78,22 @@ def by_tenant(
 
 def bill_usd_per_h(state: ClusterState) -> float:
     """What all groups cost together, USD/h."""
-    return math.fsum(group.usd_per_h(state.cluster) for group in state.groups)
+    prices = Prices(state.cluster)
+    return math.fsum(prices.usd_per_h(group) for group in state.groups)
+
+
+class Prices:
+    """`CoExecGroup.usd_per_h` of many groups, to the last bit, without reading the cluster anew."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        nodes = ((pool, node) for pool in cluster.pools for node in pool.nodes)
+        self._of = {
+            node.id: (rank, pool.usd_per_node_h(node)) for rank, (pool, node) in enumerate(nodes)
+        }
+
+    def usd_per_h(self, group: CoExecGroup) -> float:
+        held = sorted(self._of[node] for node in set(group.nodes) if node in self._of)
+        return sum(usd_per_h for _, usd_per_h in held)
 
 
 def planned_held_s(group: CoExecGroup, member: Member) -> float:

@@ -35,12 +35,15 @@ class Charge:
 def of_groups(
     conn: Conn, found: Iterable[CoExecGroup], cluster: Cluster
 ) -> Mapping[GroupId, Charge]:
-    chosen = list(found)
+    from rmux.place.charge import Prices
+
+    chosen, prices = list(found), Prices(cluster)
     measured = len(chosen) <= MOST_MEASURED
-    return {one.id: of_group(conn, one, cluster, measured=measured) for one in chosen}
+    return {one.id: of_group(conn, one, prices.usd_per_h(one), measured=measured) for one in chosen}
 
 
-def of_group(conn: Conn, group: CoExecGroup, cluster: Cluster, *, measured: bool = True) -> Charge:
+def of_group(conn: Conn, group: CoExecGroup, usd_per_h: float, *, measured: bool = True) -> Charge:
+    """With the price of the group, USD/h."""
     from rmux.place import charge
     from rmux.store import events
 
@@ -50,8 +53,8 @@ def of_group(conn: Conn, group: CoExecGroup, cluster: Cluster, *, measured: bool
         recent = events.latest(conn, group=group.id, types=kinds, limit=_EVENTS)
         held = charge.measured_held_s(group, timeline.holds(recent))
     return Charge(
-        usd_per_h=group.usd_per_h(cluster),
-        by_job=charge.shares(group, cluster, held_s=held),
+        usd_per_h=usd_per_h,
+        by_job=charge.shares_of(group, usd_per_h, held_s=held),
         basis="planned" if held is None else "measured",
     )
 

@@ -98,7 +98,7 @@ def look(
         now_s=now_s,
         at=datetime.now(UTC),
         resident_bytes={} if lease is None else _resident_bytes(conn, group_id, lease.epoch),
-        charge=charges.of_group(conn, group, cluster),
+        charge=charges.of_group(conn, group, group.usd_per_h(cluster)),
     )
 
 

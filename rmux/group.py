@@ -49,9 +49,20 @@ class Member:
     tenant: str = ""
     priority: int = 0
     movable: bool = True
-    asked_solo_s: float = 0.0
-    """Seconds per iteration alone on the train devices it asked for, where it was given another
-    number of them and `profile` is of those; 0: `profile` is of what it asked for."""
+    asked_train_devices: int = 0
+    """Where it was given another number of train devices, of which `profile` is; 0: as it asked."""
+    asked_profile: JobProfile | None = None
+    """On the train devices it asked for, where those are others."""
+    batches: tuple[int, int] | None = None
+    """Sequences per optimizer step, and per pass on one train device; None: not known here, so it
+    is not dealt to another number of devices."""
+
+    @property
+    def asked_solo_s(self) -> float:
+        """Seconds per iteration alone on the train devices it asked for; 0: `profile` says it."""
+        if self.asked_profile is None:
+            return 0.0
+        return solo_s(self.asked_profile, max_staleness=self.max_staleness)
 
     @property
     def solo_s(self) -> float:
@@ -154,9 +165,9 @@ def member_of(spec: JobSpec, profile: JobProfile, *, job_id: JobId, placement: P
         tenant=spec.tenant,
         priority=spec.priority,
         movable=spec.movable,
-        asked_solo_s=0.0
-        if fitted is profile
-        else solo_s(profile, max_staleness=spec.max_staleness),
+        asked_train_devices=0 if fitted is profile else spec.train.devices,
+        asked_profile=None if fitted is profile else profile,
+        batches=(spec.train.mini_batch, spec.train.micro_batch),
     )
 
 

@@ -87,20 +87,27 @@ class Item:
 
     @staticmethod
     def of_member(member: Member) -> Item:
-        """Of a member, on as many nodes as it is placed on."""
-        profile = member.profile
+        """Of a member, on as many rollout nodes as it is placed on and the train nodes it asked
+        for, of as many devices as those it has."""
+        profile = member.asked_profile or member.profile
+        here = len(member.placement.train_nodes)
+        per_node = len(member.placement.train) // here
+        train_nodes = member.asked_train_devices // per_node or here
         return Item(
             job_id=member.job_id,
             rollout_s=profile.rollout.planned_s,
             train_s=profile.train.planned_s,
             off_device_s=profile.off_device_s,
             solo_s=member.solo_s,
-            cap_s=member.slo * (member.asked_solo_s or member.solo_s),
+            cap_s=member.slo * member.solo_s,
             rollout_nodes=len(member.placement.rollout_nodes),
-            train_nodes=len(member.placement.train_nodes),
+            train_nodes=train_nodes,
             rollout_bytes=profile.rollout_resident_bytes + profile.switch_peak_bytes,
             train_bytes=profile.train_resident_bytes + profile.switch_peak_bytes,
             max_staleness=member.max_staleness,
+            batches=None
+            if member.batches is None
+            else (member.batches[0], member.batches[1] * per_node),
         )
 
     def loop(self, nodes: Sequence[int]) -> Loop:

@@ -109,6 +109,13 @@ class Columns:
     def items(self) -> Mapping[JobId, Item]:
         return self._items
 
+    def on_degree(self, job_id: JobId, train_nodes: int) -> Item:
+        """The job as it is in a column of so many train nodes."""
+        fitted = self._items[job_id].on_degree(train_nodes)
+        if fitted is None:
+            raise InternalError(f"job {job_id} is in no group of {train_nodes} train nodes")
+        return fitted
+
     def __iter__(self) -> Iterator[Column]:
         return iter(self._columns.values())
 

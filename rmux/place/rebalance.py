@@ -6,16 +6,17 @@ exceeds that, which is the hysteresis. Few jobs: the division with the least pri
 together, exact, by set partitioning; each group may be the home of one part, whose members stay
 where they are. Many jobs, or jobs on parts of nodes: groups are dissolved into others, one by one.
 
-Every move is judged as an admission is, in an order in which each is possible: an old place is
-given up only for one that is there.
+Every move is judged as an admission is, in an order in which each is possible. Where none is left
+that is, as when two jobs are to change places, those jobs leave first, together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from rmux.group import Assignment, ClusterState, Member
+from rmux.estimate import JobProfile
+from rmux.group import Assignment, ClusterState, CoExecGroup, Member, nodes_of
 from rmux.ids import GroupId, JobId
 from rmux.job import JobSpec, RolloutSpec, TrainSpec
 from rmux.place import candidates as places
@@ -53,6 +54,16 @@ class Move:
     assignment: Assignment
     price_s: float
     price_usd: float
+    leaves_first: bool = False
+    """Before it or any other such job comes to its new place; these moves are the last."""
+
+
+def steps(moves: Sequence[Move]) -> Iterator[tuple[bool, Move]]:
+    """(whether the job only leaves, its move): what is done, in order."""
+    last = [move for move in moves if move.leaves_first]
+    yield from ((False, move) for move in moves if not move.leaves_first)
+    yield from ((True, move) for move in last)
+    yield from ((False, move) for move in last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +127,8 @@ class _Plan:
         self.original = index
         self._scratch: Index | None = None
         self.moves: list[Move] = []
+        self._leaving: dict[JobId, CoExecGroup] = {}
+        """Who has left already, and which group."""
 
     @property
     def scratch(self) -> Index:
@@ -150,16 +163,30 @@ class _Plan:
             if self.original.group_of(job).id != target.home
         ]
         founded: dict[Target, GroupId] = {}
+        left = self._in_turn(left, founded)
+        if left:
+            kept, before = len(self.moves), self.scratch.state()
+            self._leaving = {job: self.scratch.group_of(job) for _, job in left}
+            for _, job in left:
+                self.scratch.remove(job)
+            if self._in_turn(left, founded):
+                del self.moves[kept:]
+                self._scratch = Index.of(before)
+
+    def _in_turn(
+        self, left: list[tuple[Target, JobId]], founded: dict[Target, GroupId]
+    ) -> list[tuple[Target, JobId]]:
+        """Make every move that can be made; who is left."""
         progress = True
         while left and progress:
             progress = False
             for target, job in tuple(left):
                 group_id = target.home or founded.get(target)
-                most = target.rollout_nodes + target.train_nodes
-                if self._try(job, group_id, most_nodes=most):
+                if self._try(job, group_id, target.rollout_nodes, target.train_nodes):
                     founded.setdefault(target, self.scratch.group_of(job).id)
                     left.remove((target, job))
                     progress = True
+        return left
 
     def dissolve(self) -> None:
         """Empty the groups whose members all find room elsewhere, the dearest per member first."""
@@ -189,25 +216,34 @@ class _Plan:
         for bound, _, row in self.scratch.bounds().sorted(Sort.APART, judge):
             if bound[0] > 0:
                 return False
-            if row.id != group_id and self._try(member.job_id, row.id, most_nodes=len(row.nodes)):
+            rollout_nodes, train_nodes = len(row.nodes) - len(row.train_nodes), len(row.train_nodes)
+            if row.id != group_id and self._try(member.job_id, row.id, rollout_nodes, train_nodes):
                 return True
         return False
 
-    def _try(self, job_id: JobId, group_id: GroupId | None, *, most_nodes: int) -> bool:
-        """Move the job there, if that keeps every promise on no more nodes."""
-        source = self.scratch.group_of(job_id)
+    def _try(
+        self, job_id: JobId, group_id: GroupId | None, rollout_nodes: int, train_nodes: int
+    ) -> bool:
+        """Move the job there, if that keeps every promise on so many train nodes and on no more
+        rollout nodes."""
+        gone = self._leaving.get(job_id)
+        source = self.scratch.group_of(job_id) if gone is None else gone
         member = source.member(job_id)
         if group_id is not None and not any(g.id == group_id for g in self.scratch.groups()):
             return False
         judge = self._judge(member)
         row = None if group_id is None else self.scratch.row(group_id)
         best = _best(judge, row, max_members=self.scratch.policy.max_members)
-        if best is None or len(best.added) + (0 if row is None else len(row.nodes)) > most_nodes:
+        if best is None or len(nodes_of(best.train)) != train_nodes:
+            return False
+        if len(best.added) + (0 if row is None else len(row.nodes)) > rollout_nodes + train_nodes:
             return False
         assignment = assignment_of(explained(judge, best), job_id)
         if assignment is None:
             return False
-        target = self.scratch.apply(assignment, spec=judge.job.spec, profile=member.profile)
+        target = self.scratch.apply(
+            assignment, spec=judge.job.spec, profile=asked_profile_of(member)
+        )
         self.moves.append(
             Move(
                 job_id=job_id,
@@ -217,13 +253,14 @@ class _Plan:
                 assignment=replace(assignment, group_id=group_id),
                 price_s=self.move_s(member),
                 price_usd=self.price_usd(member) or 0.0,
+                leaves_first=gone is not None,
             )
         )
         return True
 
     def _judge(self, member: Member) -> Judge:
         return self.scratch.judge(
-            spec=spec_of(member), profile=member.profile, job_id=member.job_id
+            spec=spec_of(member), profile=asked_profile_of(member), job_id=member.job_id
         )
 
 
@@ -240,8 +277,10 @@ def _best(judge: Judge, row: Row | None, *, max_members: int) -> Proposal | None
 
 
 def spec_of(member: Member) -> JobSpec:
-    """What placement asks of a spec, of a job that has a place: as many devices as it is on."""
+    """What placement asks of a spec, of a job that has a place; goes with `asked_profile_of`."""
     placement = member.placement
+    degree = member.asked_train_devices or len(placement.train)
+    mini, micro = member.batches or (degree, 1)
     return JobSpec(
         name=member.name,
         slo=member.slo,
@@ -251,7 +290,10 @@ def spec_of(member: Member) -> JobSpec:
         priority=member.priority,
         movable=member.movable,
         rollout=RolloutSpec(devices=len(placement.rollout)),
-        train=TrainSpec(
-            devices=len(placement.train), micro_batch=1, mini_batch=len(placement.train)
-        ),
+        train=TrainSpec(devices=degree, mini_batch=mini, micro_batch=micro),
     )
+
+
+def asked_profile_of(member: Member) -> JobProfile:
+    """On the train devices that the job asked for."""
+    return member.asked_profile or member.profile

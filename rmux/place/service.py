@@ -17,7 +17,7 @@ from rmux.ids import GroupId, IdSource, JobId
 from rmux.job import Job, JobSpec, JobState
 from rmux.place.admit import admit
 from rmux.place.decision import Decision
-from rmux.place.rebalance import Move, Rebalance, propose
+from rmux.place.rebalance import Move, Rebalance, propose, steps
 from rmux.place.settle import founded_by, settle
 from rmux.place.settle import settle_pending as settle_decisions
 from rmux.store import groups, jobs, profiles, state
@@ -328,7 +328,10 @@ def _apply(
             expected_revision=groups.revision(conn),
             group_id=GroupId(ids("g")),
         )
-    for move in moves:
+    for leaves, move in steps(moves):
+        if leaves:
+            groups.remove_member(conn, move.job_id)
+            continue
         named[move.target] = groups.apply(
             conn,
             _with_real_group(move.assignment, named),

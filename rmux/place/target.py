@@ -65,10 +65,16 @@ class Targets:
     def _current(self, index: Index, members: list[Member], prices: Prices) -> Columns:
         policy = index.policy
         columns = self._columns
-        if columns is None or columns.prices != prices:
-            columns = Columns(prices, max_members=policy.max_members or 5, margin=policy.margin)
-            self._columns, self._seen = columns, {}
         now = {member.job_id: Item.of_member(member) for member in members}
+        degrees = {item.train_nodes for item in now.values()}
+        if columns is None or columns.prices != prices or not degrees <= set(columns.degrees):
+            columns = Columns(
+                prices,
+                max_members=policy.max_members or 5,
+                margin=policy.margin,
+                degrees=tuple(sorted(degrees)),
+            )
+            self._columns, self._seen = columns, {}
         for job_id, item in tuple(self._seen.items()):
             if now.get(job_id) != item:
                 columns.remove(job_id)
@@ -122,10 +128,13 @@ class _Search:
         return Target(part, group.id, count, train_nodes, usd_per_h)
 
     def _new(self, column: Column, num_homes: int) -> Iterator[Target]:
-        """All of them to new nodes; that a single job moves alone to nodes like its own is no gain
-        unless it leaves others behind."""
-        if len(column.jobs) == 1 and len(self.groups[self.where[column.jobs[0]]].members) == 1:
-            return
+        """All of them to new nodes."""
+        if num_homes == 1:
+            group = self.groups[self.where[column.jobs[0]]]
+            if len(group.members) == len(column.jobs):
+                now = self._standing(group, column.jobs)
+                if column.usd_per_h >= now.usd_per_h:
+                    return
         moves = self._moves(column.jobs, None)
         if moves is not None:
             yield Target(
@@ -138,10 +147,11 @@ class _Search:
 
     def _at_home(self, column: Column, home: GroupId) -> Iterator[Target]:
         moves = self._moves(column.jobs, home)
-        if moves is None:
+        degree = len(self.groups[home].members[0].placement.train_nodes)
+        if moves is None or degree != column.train_nodes:
             return
         pinned = {job: nodes for job, nodes in self.nodes[home].items() if job in column.jobs}
-        items = [self.columns.items()[job] for job in column.jobs]
+        items = [self.columns.on_degree(job, degree) for job in column.jobs]
         limit_s = shared_limit_s(items, margin=self.columns.margin)
         found = on_fewest_nodes(
             items, limit_s, pinned=pinned, memory_bytes=self.prices.host_memory_bytes

@@ -184,6 +184,8 @@ def _member_query(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
             jobs.c.state,
             sa.func.coalesce(jobs.c.spec["slo"].as_float(), 2.0).label("slo"),
             sa.func.coalesce(jobs.c.spec["train"]["devices"].as_integer(), 1).label("asked"),
+            jobs.c.spec["train"]["mini_batch"].as_integer().label("mini_batch"),
+            jobs.c.spec["train"]["micro_batch"].as_integer().label("micro_batch"),
             sa.func.coalesce(jobs.c.spec["max_staleness"].as_integer(), 0).label("max_staleness"),
             sa.func.coalesce(jobs.c.spec["max_repeats"].as_integer(), 1).label("max_repeats"),
             sa.func.coalesce(jobs.c.spec["tenant"].as_string(), "").label("tenant"),
@@ -217,7 +219,9 @@ def _member(row: Any) -> Member:
         tenant=row.tenant,
         priority=row.priority,
         movable=bool(row.movable),
-        asked_solo_s=0.0 if fitted is profile else solo_s(profile, max_staleness=row.max_staleness),
+        asked_train_devices=0 if fitted is profile else row.asked,
+        asked_profile=None if fitted is profile else profile,
+        batches=None if row.mini_batch is None else (row.mini_batch, row.micro_batch or 1),
     )
 
 

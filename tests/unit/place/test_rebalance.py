@@ -10,11 +10,20 @@ import pytest
 from rmux.cluster import Policy
 from rmux.estimate import PhaseEstimate
 from rmux.group import ClusterState
-from rmux.ids import JobId
+from rmux.ids import GroupId, JobId
 from rmux.place.index import Index
 from rmux.place.period import CLOSE, period
-from rmux.place.rebalance import MOVE_S, cold_start_s, propose, spec_of
-from rmux.place.target import Targets
+from rmux.place.rebalance import (
+    MOVE_S,
+    Rebalance,
+    _Plan,
+    asked_profile_of,
+    cold_start_s,
+    propose,
+    spec_of,
+    steps,
+)
+from rmux.place.target import Target, Targets
 
 
 @pytest.fixture
@@ -27,10 +36,15 @@ def apart(lab):
 
 def carried_out(state, proposal):
     index = Index.of(state)
-    for move in proposal.moves:
-        member = index.group_of(move.job_id).member(move.job_id)
-        assert index.group_of(move.job_id).id == move.source
-        target = index.apply(move.assignment, spec=spec_of(member), profile=member.profile)
+    members = {m.job_id: m for group in state.groups for m in group.members}
+    for leaves, move in steps(proposal.moves):
+        member = members[move.job_id]
+        if leaves:
+            index.remove(move.job_id)
+            continue
+        target = index.apply(
+            move.assignment, spec=spec_of(member), profile=asked_profile_of(member)
+        )
         assert target == move.target
     return index
 
@@ -112,8 +126,34 @@ def test_a_group_is_split_where_its_parts_fill_others(lab):
     third = lab.group(lab.member("d", 60, 40, ("r2",), ("t2",), slo=1.0), name="g-3")
     state = lab.state(pair, second, third, cluster=lab.cluster(3, 3))
     found = propose(state)
-    assert sorted(move.name for move in found.moves) == ["a", "b"]
+    assert len(found.moves) == 2
     assert carried_out(state, found).usd_per_h() == 10
+
+
+def test_two_jobs_that_change_places_leave_first_together(lab):
+    """Neither group has room for a third, and no node is free."""
+    near, far = ("r0",), ("r1",)
+    first = lab.group(
+        lab.member("a", 60, 30, near, slo=1.12), lab.member("b", 40, 40, near, slo=9), name="g-1"
+    )
+    second = lab.group(
+        lab.member("c", 60, 30, far, ("t1",), slo=1.12),
+        lab.member("d", 40, 40, far, ("t1",), slo=9),
+        name="g-2",
+    )
+    index = Index.of(lab.state(first, second))
+    plan = _Plan(index, payback_s=3600, move_s=lambda member: 1, staying=frozenset())
+    wanted = (
+        Target((JobId("j-a"), JobId("j-d")), GroupId("g-1"), 1, 1, 5.0),
+        Target((JobId("j-c"), JobId("j-b")), GroupId("g-2"), 1, 1, 5.0),
+    )
+    plan.realise(wanted)
+    assert [(move.name, move.leaves_first) for move in plan.moves] == [("d", True), ("b", True)]
+    after = carried_out(
+        index.state(),
+        Rebalance(moves=tuple(plan.moves), usd_per_h_before=10, usd_per_h_after=10, payback_s=1),
+    )
+    assert [[m.name for m in g.members] for g in after.groups()] == [["a", "d"], ["c", "b"]]
 
 
 def test_pools_without_a_free_node_are_rebalanced_too(lab, apart):

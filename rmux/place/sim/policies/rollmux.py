@@ -15,7 +15,7 @@ from rmux.group import ClusterState, CoExecGroup
 from rmux.ids import GroupId, JobId
 from rmux.place.index import Index
 from rmux.place.period import period
-from rmux.place.rebalance import EXACT_UP_TO, propose
+from rmux.place.rebalance import EXACT_UP_TO, propose, steps
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.policies.base import Standing
 from rmux.place.sim.world import World
@@ -99,9 +99,12 @@ class RollMux:
         """Move jobs where that pays back; seconds that it takes from each."""
         proposed = propose(self._index, targets=self._targets)
         lost_s: dict[JobId, float] = {}
-        for move in proposed.moves:
+        for leaves, move in steps(proposed.moves):
             job = self._jobs[move.job_id]
-            changed.add(self._index.group_of(job.id).id)
+            changed.add(move.source)
+            if leaves:
+                self._index.remove(job.id)
+                continue
             changed.add(self._index.apply(move.assignment, spec=job.spec, profile=job.profile))
             lost_s[job.id] = lost_s.get(job.id, 0.0) + move.price_s
         return lost_s

@@ -24,6 +24,8 @@ from rmux.place.sim.world import ROOMY_BYTES
 
 SOLVE_S = 2.0
 """Longest time for one set of jobs; beyond, its cheapest division counts as not known."""
+BUDGET_S = 120.0
+"""Longest time for all of a replay; the moments that are left get a bound by volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +45,16 @@ class Bounder:
     """Bounds of the replays of one workload; what was solved for one policy serves the next."""
 
     def __init__(
-        self, jobs: Iterable[SimJob], setting: Setting, *, solve_s: float = SOLVE_S
+        self,
+        jobs: Iterable[SimJob],
+        setting: Setting,
+        *,
+        solve_s: float = SOLVE_S,
+        budget_s: float = BUDGET_S,
     ) -> None:
-        self.setting, self.solve_s = setting, solve_s
+        self.setting, self.solve_s, self.budget_s = setting, solve_s, budget_s
         self._items = {job.id: Item.of(job.id, job.spec, job.profile) for job in jobs}
+        self._volumes = {job: self._volume_usd_per_h(item) for job, item in self._items.items()}
         self._solved: dict[frozenset[JobId], Packing] = {}
 
     def of(self, replay: Replay) -> Bound:
@@ -54,22 +62,25 @@ class Bounder:
         events = [(one.started_s, True, one.job_id) for one in replay.outcomes]
         events += [(one.ended_s, False, one.job_id) for one in replay.outcomes]
         events.sort()
-        columns, running = self._columns(), set[JobId]()
+        columns: Columns | None = self._columns()
+        running: set[JobId] = set()
+        until = began + self.budget_s
         opt_usd = lp_usd = since_s = 0.0
         proven = True
         for at_s, starts, job_id in events:
             if running and at_s > since_s:
-                found = self._solve(columns, frozenset(running))
+                found = self._solve(columns, running)
                 hours = (at_s - since_s) / 3600
                 opt_usd += found.usd_per_h * hours
                 lp_usd += found.lp_usd_per_h * hours
                 proven = proven and found.proven
             since_s = at_s
-            if starts:
-                running.add(job_id)
+            (running.add if starts else running.remove)(job_id)
+            if columns is not None and time.perf_counter() > until:
+                columns = None
+            if columns is not None and starts:
                 columns.add(self._items[job_id])
-            else:
-                running.remove(job_id)
+            elif columns is not None:
                 columns.remove(job_id)
         hours = replay.span_s / 3600
         return Bound(
@@ -93,17 +104,23 @@ class Bounder:
             degrees=tuple(sorted({item.train_nodes for item in self._items.values()})),
         )
 
-    def _solve(self, columns: Columns, running: frozenset[JobId]) -> Packing:
-        if running not in self._solved:
+    def _solve(self, columns: Columns | None, running: set[JobId]) -> Packing:
+        """Without columns, or where they do not lead to a division in time: a bound by volume."""
+        if columns is None:
+            return self._by_volume(running)
+        known = frozenset(running)
+        if known not in self._solved:
             try:
-                found = columns.solve(time_limit_s=self.solve_s)
+                self._solved[known] = columns.solve(time_limit_s=self.solve_s)
             except InternalError:
-                # Not even a division in time, let alone the cheapest.
-                found = Packing(
-                    columns=(),
-                    usd_per_h=math.inf,
-                    lp_usd_per_h=columns.volume_usd_per_h(),
-                    proven=False,
-                )
-            self._solved[running] = found
-        return self._solved[running]
+                self._solved[known] = self._by_volume(running)
+        return self._solved[known]
+
+    def _by_volume(self, running: set[JobId]) -> Packing:
+        usd_per_h = math.fsum(self._volumes[job_id] for job_id in running)
+        return Packing(columns=(), usd_per_h=math.inf, lp_usd_per_h=usd_per_h, proven=False)
+
+    def _volume_usd_per_h(self, item: Item) -> float:
+        alone = self._columns()
+        alone.add(item)
+        return alone.volume_usd_per_h()

@@ -17,6 +17,9 @@ from rmux.place.sim.trace import Trace
 from rmux.place.sim.workload import Drawing, Workload
 from rmux.place.sim.world import World
 
+MOST_JOBS = 200_000
+"""Of one replay: some minutes of computing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -75,6 +78,12 @@ def run(
         seed=seed,
     )
     made = [(name, make(name, setting)) for name in policies]
+    if len(trace) > MOST_JOBS:
+        raise UserError(
+            f"{trace.name}: {len(trace):,} jobs; a replay takes at most {MOST_JOBS:,}",
+            code="sim.too-large",
+            hint="take a part of them with --window or --source",
+        )
     jobs = Workload(trace, study.drawing)
     study.world.check_fits(jobs)
     bounder = Bounder(jobs, setting) if study.with_bounds else None

@@ -11,6 +11,7 @@ from rmux.ids import GroupId, JobId
 from rmux.place.index import Index
 from rmux.place.period import CLOSE, largest_load_s, loop_of, period
 from rmux.place.sim.phases import Answer
+from rmux.place.sim.regroup import divided
 
 if TYPE_CHECKING:
     from rmux.place.sim.phase_run import Group, PhaseRun
@@ -27,12 +28,14 @@ def react(run: PhaseRun, group: Group) -> None:
         loops = [loop_of(member) for member in seen]
         acts = largest_load_s(loops) >= max(loop.solo_s for loop in loops)
     else:
-        period_s = period(seen, order=group.round).period_s
-        promised_s = min(member.slo * member.solo_s for member in group.members)
-        acts = period_s > run.options.threshold * promised_s
+        planned = period(seen, order=group.round)
+        acts = any(
+            planned.iteration_s(member.job_id) > run.options.threshold * member.slo * member.solo_s
+            for member in group.members
+        )
     if acts:
         most = max(grown, key=lambda member: (observed.growth(member), member.job_id))
-        admit_again(run, most, observed.profile(most))
+        admit_again(run, most, observed.profile(most, headroom=run.options.headroom))
 
 
 def admit_again(run: PhaseRun, member: Member, profile: JobProfile) -> None:
@@ -68,7 +71,8 @@ def regroup(run: PhaseRun) -> None:
         replace(
             group,
             members=tuple(
-                replace(member, profile=run.observed.profile(member)) for member in group.members
+                replace(member, profile=run.observed.profile(member), asked_profile=None)
+                for member in group.members
             ),
         )
         for group in state.groups
@@ -76,7 +80,8 @@ def regroup(run: PhaseRun) -> None:
     for group in groups:
         for member in group.members:
             run.jobs[member.job_id].profile = member.profile
-    index = packed(run, [member for group in groups for member in group.members])
+    members = [member for group in groups for member in group.members]
+    index = divided(run.cluster, members, world=run.options.world) or packed(run, members)
     saves = index is not None and index.usd_per_h() < run.index.usd_per_h() * (1 - 1e-9)
     if index is None or not (saves or any(map(_is_broken, groups))):
         run.adopt(Index.of(replace(state, groups=groups)))
@@ -90,12 +95,16 @@ def regroup(run: PhaseRun) -> None:
 
 
 def _is_broken(group: CoExecGroup) -> bool:
-    promised_s = min(member.slo * member.solo_s for member in group.members)
-    return period(group.members, order=group.round).period_s > promised_s * CLOSE
+    planned = period(group.members, order=group.round)
+    return any(
+        planned.iteration_s(member.job_id) > member.slo * member.solo_s * CLOSE
+        for member in group.members
+    )
 
 
 def packed(run: PhaseRun, members: list[Member]) -> Index | None:
-    """All jobs placed from nothing, the longest first; None where one finds no place."""
+    """All jobs admitted from nothing, the longest first, for what is too much to divide exactly;
+    None where one finds no place."""
     index = Index.of(ClusterState(revision=0, cluster=run.cluster, groups=()))
     for member in sorted(members, key=lambda one: (-one.solo_s, one.job_id)):
         spec = run.jobs[member.job_id].sim.spec

@@ -57,19 +57,20 @@ class Observed:
             ms / 1000 / seconds for ms, seconds in zip(found, planned_s, strict=True) if seconds > 0
         )
 
-    def profile(self, member: Member) -> JobProfile:
-        """The member's profile with what was observed in place of what was planned."""
+    def profile(self, member: Member, *, headroom: float = 1.0) -> JobProfile:
+        """The member's profile with what was observed, times `headroom`, in place of what was
+        planned."""
         found = self.estimate_ms(member.job_id)
         profile = member.profile
         if found is None:
             return profile
         return replace(
             profile,
-            rollout=_as_seen(profile.rollout, found[0]),
-            train=_as_seen(profile.train, found[1]),
+            rollout=_as_seen(profile.rollout, headroom * found[0]),
+            train=_as_seen(profile.train, headroom * found[1]),
         )
 
 
-def _as_seen(estimate: PhaseEstimate, seen_ms: int) -> PhaseEstimate:
+def _as_seen(estimate: PhaseEstimate, seen_ms: float) -> PhaseEstimate:
     seconds = max(0.0, seen_ms / 1000 - estimate.switch_s)
     return replace(estimate, worst_s=seconds, expected_s=seconds)

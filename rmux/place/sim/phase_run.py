@@ -12,7 +12,7 @@ from functools import partial
 from rmux.cluster import PoolKind
 from rmux.errors import InfeasibleError
 from rmux.estimate import JobProfile
-from rmux.group import Assignment, ClusterState, CoExecGroup, Member, member_of
+from rmux.group import Assignment, ClusterState, CoExecGroup, Member
 from rmux.ids import GroupId, JobId
 from rmux.place.index import Index
 from rmux.place.sim import answers, faults
@@ -177,12 +177,10 @@ class PhaseRun:
     def apply(self, job_id: JobId, assignment: Assignment) -> GroupId:
         """Put the job there with the profile it is admitted with; returns the group's id."""
         job = self.jobs[job_id]
+        group_id = self.index.apply(assignment, spec=job.sim.spec, profile=job.profile)
         if job.member is None:
-            placement = assignment.placement
-            job.member = member_of(
-                job.sim.spec, job.sim.profile, job_id=job_id, placement=placement
-            )
-        return self.index.apply(assignment, spec=job.sim.spec, profile=job.profile)
+            job.member = self.index.group(group_id).member(job_id)
+        return group_id
 
     def note_move(self, job_id: JobId) -> None:
         """The job stops after the iteration it is in, and is back after its restart."""

@@ -60,6 +60,9 @@ class Options:
     seed: int = 0
     threshold: float = 1.0
     """Of a promise: the part that the observed period may use before REPLACE acts."""
+    headroom: float = 1.0
+    """What a job admitted again is planned for ÷ what was observed: above 1, it is not soon again
+    beyond its plan, and is promised less."""
     tolerance: float = 0.01
     """A phase within this fraction of its plan has not drifted."""
     window: int = 8

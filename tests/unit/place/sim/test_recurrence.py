@@ -72,6 +72,43 @@ def test_fixed_durations_come_to_the_period_of_the_order(lab, seed):
         assert min(map(abs, gaps)) < 1e-6
 
 
+@given(seed=st.integers(0, 10**6))
+@settings(QUICK, max_examples=60)
+def test_one_step_off_policy_jobs_and_repeated_turns_come_to_the_period_of_the_round(lab, seed):
+    rng = random.Random(seed)
+    nodes = [f"r{n}" for n in range(3)]
+    members = [
+        replace(
+            lab.member(
+                f"m{n}",
+                rng.randint(1, 20),
+                rng.randint(1, 20),
+                tuple(rng.sample(nodes, rng.randint(1, len(nodes)))),
+                sync_s=rng.choice((0, 0, 3)),
+            ),
+            max_staleness=rng.choice((0, 1)),
+            max_repeats=3,
+        )
+        for n in range(rng.randint(1, 4))
+    ]
+    turns = [member.job_id for member in members]
+    for member in members[1:]:
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            turns.insert(rng.randint(1, len(turns)), member.job_id)
+    expected_ms = 1000 * period(members, order=turns).period_s
+    one = Recurrence()
+    one.set_members(members, turns)
+    phases = recurrence.drawn(Fixed(), seed=0)
+    ends: dict[JobId, list[int]] = {member.job_id: [] for member in members}
+    for _ in range(300):
+        for job_id, times in one.go_round(phases):
+            ends[job_id].append(times.end_ms)
+    for job_id, found in ends.items():
+        found = found[:: turns.count(job_id)]
+        gaps = [found[-1] - found[-1 - n] - n * expected_ms for n in range(1, 13)]
+        assert min(map(abs, gaps)) < 1e-6
+
+
 def test_a_member_that_joins_is_ready_no_earlier_than_told_and_the_others_keep_their_times(lab):
     first, second = lab.member("a", 5, 3), lab.member("b", 4, 2)
     phases = recurrence.drawn(Fixed(), seed=0)

@@ -62,6 +62,14 @@ def _rollmux(setting: Setting, *, rule: str = "interval", rebalance: bool = Fals
     return RollMux(setting.world, sharing=sharing)
 
 
+def _gavel(setting: Setting, *, cheapest: bool = False) -> Policy:
+    from rmux.place.sim.mixes import Objective
+    from rmux.place.sim.policies.gavel import Gavel
+
+    objective = Objective.COST if cheapest else Objective.THROUGHPUT_PER_COST
+    return Gavel(setting.world, objective=objective)
+
+
 def _solo(setting: Setting) -> Policy:
     from rmux.place.sim.policies.solo import Solo
 
@@ -72,6 +80,18 @@ def _colocate(setting: Setting) -> Policy:
     from rmux.place.sim.policies.colocate import Colocate
 
     return Colocate(setting.world)
+
+
+def _random(setting: Setting, *, packed: bool = False) -> Policy:
+    from rmux.place.sim.policies.random_ import Random
+
+    return Random(setting.world, max_members=setting.max_members, packed=packed, seed=setting.seed)
+
+
+def _most_idle(setting: Setting, *, packed: bool = False) -> Policy:
+    from rmux.place.sim.policies.most_idle import MostIdle
+
+    return MostIdle(setting.world, max_members=setting.max_members, packed=packed)
 
 
 POLICIES: dict[str, Entry] = {
@@ -85,4 +105,19 @@ POLICIES: dict[str, Entry] = {
     ),
     "solo": Entry("Solo-D: nodes of their own for every job", _solo),
     "colocate": Entry("veRL: both phases of a job on its train nodes", _colocate),
+    "gavel": Entry("Gavel+: the nodes of most iterations per dollar for each job", _gavel),
+    "gavel-cheapest": Entry(
+        "Gavel+: the cheapest nodes that keep each SLO on average",
+        lambda setting: _gavel(setting, cheapest=True),
+    ),
+    "random": Entry("a random group or a new one, new nodes where it does not fit", _random),
+    "random-packed": Entry(
+        "a random group in which the job fits",
+        lambda setting: _random(setting, packed=True),
+    ),
+    "most-idle": Entry("the most idle group, new nodes where it does not fit", _most_idle),
+    "most-idle-packed": Entry(
+        "the most idle group in which the job fits",
+        lambda setting: _most_idle(setting, packed=True),
+    ),
 }

@@ -10,6 +10,8 @@ from rmux.ids import JobId
 from rmux.job import JobSpec, RolloutSpec, TrainSpec
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.policies.catalogue import POLICIES, Setting, make
+from rmux.place.sim.policies.fleet import Fleet
+from rmux.place.sim.policies.most_idle import Idlest
 from rmux.place.sim.replay import SLACK, Durations, replay
 from rmux.place.sim.resources import ROLLOUT_STRETCH
 from rmux.place.sim.workload import profile_of
@@ -156,3 +158,80 @@ def test_in_full_pools_the_urgent_go_first_and_what_fits_is_not_held_up():
     done, _ = checked("solo", jobs, world=world)
     started = {str(one.job_id): one.started_s for one in done.outcomes}
     assert started == {"first": 0, "small": 20, "urgent": 70, "wide": 170}
+
+
+TIGHT = [job(f"j{index}", times=(100.0, 100.0), slo=1.0) for index in range(6)]
+
+
+@pytest.mark.parametrize("name", ["random", "random-packed", "most-idle", "most-idle-packed"])
+def test_policies_without_a_look_at_slos_break_them(name):
+    done, _ = checked(name, TIGHT, max_members=0)
+    assert max(one.tightness for one in done.outcomes) > 1.5
+
+
+def test_packed_takes_new_nodes_only_when_every_group_is_full():
+    for name in ("random-packed", "most-idle-packed"):
+        done, policy = checked(name, TIGHT, max_members=3)
+        assert policy.usd_per_h[0] == pytest.approx(2 * 57.04)
+        assert done.placed == {"direct packing": 4, "isolated group": 2}
+
+
+def test_a_random_group_that_is_full_leads_to_new_nodes_where_packed_looks_further():
+    costs = {
+        name: [checked(name, TIGHT, seed=seed, max_members=2)[1].usd_per_h[0] for seed in range(9)]
+        for name in ("random", "random-packed")
+    }
+    assert costs["random-packed"] == pytest.approx([3 * 57.04] * 9)
+    assert min(costs["random"]) >= 3 * 57.04 * (1 - 1e-9)
+    assert len(set(costs["random"])) > 1
+
+
+def test_the_draws_follow_the_seed():
+    jobs = [job(f"j{index}", index * 60.0, times=(30.0 + 9 * index, 50.0)) for index in range(12)]
+    bills = [[checked("random", jobs, seed=seed)[0].cost_usd for _ in "ab"] for seed in range(4)]
+    assert all(one == other for one, other in bills)
+    assert len({one for one, _ in bills}) > 1
+
+
+def test_rollout_nodes_without_memory_are_added_beside_train_nodes_that_have_room():
+    # 446 GB resident on a rollout node, 456 on a train node: three fit neither.
+    world = World(host_memory_bytes=1000 * GB)
+    jobs = [job(name, times=(100.0, 10.0), with_memory=True) for name in "abc"]
+    done, policy = checked("most-idle", jobs, world=world)
+    assert done.placed == {"isolated group": 2, "direct packing": 1}
+    small = [job(f"{name}", times=(100.0, 10.0), with_memory=True, size="S") for name in "abcd"]
+    done, policy = checked("most-idle", small, world=World(host_memory_bytes=960 * GB))
+    assert done.placed == {"isolated group": 1, "direct packing": 2, "rollout scaling": 1}
+    assert policy.usd_per_h[0] == pytest.approx(2 * 14.80 + 42.24)
+
+
+def test_the_most_idle_group_and_nodes_are_chosen():
+    wide = [job("wide", nodes=(2, 1), times=(100.0, 20.0)), job("next", times=(50.0, 20.0))]
+    both = [*wide, job("third", times=(50.0, 20.0))]
+    done, _ = checked("most-idle", both)
+    tightness = {str(one.job_id): one.tightness for one in done.outcomes}
+    assert tightness["next"] == tightness["third"] == pytest.approx(150 / (2 * 70))
+    jobs = [job("full", times=(10.0, 10.0)), job("full too", times=(10.0, 10.0))]
+    fleet = Fleet(World(), max_members=0)
+    fleet.found(jobs[0])
+    (full,) = fleet.groups()
+    fleet.join(full, jobs[1], full.rollout, full.train)
+    fleet.found(job("idle", times=(50.0, 50.0)))
+    assert [group.busy for group in fleet.groups()] == pytest.approx([1.0, 0.5])
+    first, second = Idlest().groups(fleet.groups())
+    assert (first.busy, second) == (pytest.approx(0.5), full)
+
+
+def test_jobs_on_node_sets_that_overlap_in_part_pay_their_true_period():
+    fleet = Fleet(World(), max_members=0)
+    a, b, c = (
+        job("a", times=(100.0, 140.0), nodes=(2, 1)),
+        job("b", times=(100.0, 50.0), nodes=(2, 1)),
+        job("c", times=(100.0, 50.0), nodes=(2, 1)),
+    )
+    fleet.found(a)
+    (group,) = fleet.groups()
+    (first, second), train = group.rollout, group.train
+    fleet.join(group, b, (second, 99), train)
+    fleet.join(group, c, (first, 99), train)
+    assert list(fleet.standing({}).iteration_s.values()) == pytest.approx([300] * 3)

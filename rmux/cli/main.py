@@ -18,7 +18,7 @@ import typer
 from rmux.cli import failures
 from rmux.cli.exit_codes import ExitCode
 from rmux.cli.mounts import command_tree
-from rmux.cli.options import Session, deadline_alarm
+from rmux.cli.options import Session, deadline_alarm, silence_alarm
 from rmux.cli.output import Output, PipeClosed, claimed_stdout
 from rmux.errors import DeadlineError, InternalError, RmuxError
 
@@ -84,6 +84,7 @@ def _run(args: list[str], session: Session) -> int:
 
 
 def _failed(error: RmuxError, args: list[str], session: Session) -> ExitCode:
+    silence_alarm()
     if session.debug:
         traceback.print_exc(file=session.out.stderr)
     as_json = session.out.is_json or failures.wants_json(args)

@@ -26,6 +26,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="A job spec (TOML).")]
 
+_RING_AGAIN_S = 0.1
+
 _LEVELS = ("warning", "info", "debug")
 
 
@@ -59,7 +61,7 @@ class Session:
         if settings.log_level in ("info", "debug"):
             logging.getLogger("rmux").setLevel(settings.log_level.upper())
         if settings.timeout_s is not None and threading.current_thread() is threading.main_thread():
-            signal.setitimer(signal.ITIMER_REAL, settings.timeout_s)
+            signal.setitimer(signal.ITIMER_REAL, settings.timeout_s, _RING_AGAIN_S)
 
     def close(self) -> None:
         """Take the logging down again: one process may run many command lines."""
@@ -96,20 +98,35 @@ def session(ctx: typer.Context) -> Session:
 
 @contextmanager
 def deadline_alarm() -> Iterator[None]:
-    """While it lasts, a passed --timeout raises DeadlineError in the main thread."""
+    """While it lasts, a passed --timeout raises DeadlineError in the main thread.
+
+    What is raised inside a finaliser or a garbage collector's callback is lost, so it rings again
+    until it is heard; not while the error is on its way out.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ring(_number: int, _frame: FrameType | None) -> None:
+        heard = sys.exc_info()[1]
+        while heard is not None:
+            if isinstance(heard, DeadlineError):
+                return
+            heard = heard.__context__
         raise DeadlineError("the deadline given with --timeout passed")
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        silence_alarm()
         signal.signal(signal.SIGALRM, before)
+
+
+def silence_alarm() -> None:
+    """The deadline has been heard, or does not matter any more."""
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def attach(command: Any, *, hidden: bool = True) -> None:

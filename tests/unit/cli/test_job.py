@@ -159,7 +159,7 @@ def test_wait_gives_up_with_6_as_soon_as_a_job_ended_otherwise(run, filled):
 
 
 def test_wait_ends_with_124_at_its_deadline(run, filled):
-    assert run("job", "wait", "wide", "--for", "running", "--timeout", "10ms")[0] == 124
+    assert run("job", "wait", "wide", "--for", "running", "--timeout", "300ms")[0] == 124
 
 
 def test_wait_refuses_what_nobody_can_wait_for(run, filled):

@@ -77,6 +77,42 @@ def test_sigterm_unwinds_the_command_and_exits_143(mount, run):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_deadline_that_a_finaliser_swallows_rings_again(mount, run):
+    class Swallowing:
+        def __del__(self):
+            try:
+                time.sleep(0.3)
+            except errors.DeadlineError:
+                swallowed.append(True)
+
+    def body(ctx):
+        session(ctx)
+        Swallowing()
+        time.sleep(5)
+
+    swallowed = []
+    mount(body)
+    started = time.monotonic()
+    assert run("try", "it", "--timeout", "20ms")[0] == 124
+    assert swallowed == [True]
+    assert time.monotonic() - started < 2
+
+
+def test_a_deadline_does_not_ring_into_what_is_cleaned_up_because_of_it(mount, run):
+    def body(ctx):
+        session(ctx)
+        try:
+            time.sleep(5)
+        finally:
+            time.sleep(0.5)
+            cleaned.append(True)
+
+    cleaned = []
+    mount(body)
+    assert run("try", "it", "--timeout", "20ms")[0] == 124
+    assert cleaned == [True]
+
+
 def test_a_deadline_ends_the_command_with_124(mount, run):
     def body(ctx):
         session(ctx)

@@ -94,6 +94,12 @@ def _most_idle(setting: Setting, *, packed: bool = False) -> Policy:
     return MostIdle(setting.world, max_members=setting.max_members, packed=packed)
 
 
+def _optimal(setting: Setting) -> Policy:
+    from rmux.place.sim.policies.optimal import Optimal
+
+    return Optimal(setting.world, max_members=setting.max_members, margin=setting.margin)
+
+
 POLICIES: dict[str, Entry] = {
     "rollmux": Entry(
         "rmux: the interval rule, and moves where they pay",
@@ -110,6 +116,7 @@ POLICIES: dict[str, Entry] = {
         "Gavel+: the cheapest nodes that keep each SLO on average",
         lambda setting: _gavel(setting, cheapest=True),
     ),
+    "optimal": Entry("the cheapest packing, anew and for nothing at every event", _optimal),
     "random": Entry("a random group or a new one, new nodes where it does not fit", _random),
     "random-packed": Entry(
         "a random group in which the job fits",

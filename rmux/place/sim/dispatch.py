@@ -44,7 +44,7 @@ class Strict:
         self._rotation = rotation.start([])
 
     def set_members(self, members: Sequence[Member], turns: Sequence[JobId]) -> None:
-        self._rotation = rotation.with_members(self._rotation, members)
+        self._rotation = rotation.with_members(self._rotation, members, turns=turns)
 
     def next_turns(
         self,
@@ -55,9 +55,9 @@ class Strict:
     ) -> tuple[Turn, ...]:
         if not self._rotation.order:
             return ()
-        one_each = {job: several[0] for job, several in wants.items() if several}
+        wanted = {job: several for job, several in wants.items() if several}
         turns, self._rotation = rotation.next_turns(
-            self._rotation, wants=one_each, busy=busy, absent=absent
+            self._rotation, wants=wanted, busy=busy, absent=absent
         )
         return turns
 

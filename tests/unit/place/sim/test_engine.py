@@ -136,6 +136,32 @@ def test_fixed_times_on_any_nodes_give_the_period_to_the_millisecond(lab, seed):
     assert agrees(random_group(lab, rng))
 
 
+@given(seed=st.integers(0, 10**6))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_repeated_turns_and_one_step_off_policy_jobs_give_the_period_of_their_round(lab, seed):
+    rng = random.Random(seed)
+    nodes = ["r0", "r1", "r2"]
+    members = [
+        replace(
+            random_member(lab, rng, f"m{n}", tuple(rng.sample(nodes, rng.randint(1, 3)))),
+            max_staleness=rng.choice((0, 0, 1)),
+            max_repeats=3,
+        )
+        for n in range(rng.randint(1, 3))
+    ]
+    turns = [member.job_id for member in members]
+    for member in members[1:]:
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            turns.insert(rng.randint(1, len(turns)), member.job_id)
+    period_ms = 1000 * period(members, order=turns).period_s
+    result = simulate(lab.group(*members, turns=tuple(turns)), iterations=120)
+    for job_id, times in result.jobs.items():
+        per_round = replace(times, iterations=times.iterations[:: turns.count(job_id)])
+        assert settles_at(per_round, period_ms), (job_id, turns)
+
+
 def random_group(lab, rng: random.Random, *, syncs: tuple[float, ...] = (0, 0, 3)) -> CoExecGroup:
     nodes = [f"r{n}" for n in range(4)]
     members = [

@@ -50,6 +50,27 @@ def test_random_durations_give_the_milliseconds_of_the_engine(lab, seed):
 
 
 @given(seed=st.integers(0, 10**6))
+@settings(QUICK, max_examples=25)
+def test_repeats_and_off_policy_jobs_have_the_milliseconds_of_the_engine(lab, seed):
+    rng = random.Random(seed)
+    group = random_group(lab, rng)
+    members = tuple(
+        replace(member, max_staleness=rng.choice((0, 1)), max_repeats=2) for member in group.members
+    )
+    turns = [member.job_id for member in members]
+    turns.insert(rng.randint(1, len(turns)), turns[-1])
+    group = replace(group, members=members, turns=tuple(turns))
+    durations = Jittered(Fixed(), 0.5)
+    slow = run([group], Options(iterations=6, leave=False, durations=durations, seed=seed))
+    one, phases = Recurrence(), recurrence.drawn(durations, seed=seed)
+    one.set_members(group.members, group.turns)
+    fast = [pair for _ in range(12) for pair in one.go_round(phases)]
+    for job_id, times in slow.jobs.items():
+        mine = [found for job, found in fast if job == job_id]
+        assert mine[: len(times.iterations)] == list(times.iterations)
+
+
+@given(seed=st.integers(0, 10**6))
 @settings(QUICK, max_examples=60)
 def test_fixed_durations_come_to_the_period_of_the_order(lab, seed):
     rng = random.Random(seed)

@@ -279,13 +279,12 @@ class _State:
             return START
         if want.phase is Phase.ROLLOUT and want.iteration < known[-1][0]:
             return known[-1][1]  # it starts again after a failure
-        own = START
-        for iteration, turn in known:
-            if iteration <= want.iteration:
-                own = turn
-                for _ in range(min(want.iteration - iteration, 2)):
-                    own = self.rounds.after(self.rounds.turn(job, own))
-        return own
+        for iteration, turn in reversed(known):
+            if iteration == want.iteration:
+                return turn
+            if iteration < want.iteration:
+                return self.rounds.after(self.rounds.turn(job, turn))
+        return START
 
     def _has_begun(self, job: JobId, device: DeviceId, turn: Position) -> bool:
         placement = self.placements[job]

@@ -15,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
+from rmux.cluster import Node
 from rmux.estimate import JobProfile
 from rmux.group import Assignment, ClusterState, CoExecGroup, Member, nodes_of
-from rmux.ids import GroupId, JobId
+from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import JobSpec, RolloutSpec, TrainSpec
 from rmux.place import candidates as places
-from rmux.place.candidates import Proposal
+from rmux.place.candidates import Kind, Proposal
 from rmux.place.index import Index
 from rmux.place.index_bounds import Sort
 from rmux.place.index_explain import assignment_of, explained
 from rmux.place.index_judge import Judge
 from rmux.place.index_row import Row
-from rmux.place.target import Target, Targets
+from rmux.place.target import Target, Targets, rollout_nodes
 
 MOVE_S = 120.0
 """Of a job whose cold start was not profiled; the paper has 58 to 163 s for 7B to 32B."""
@@ -127,6 +128,8 @@ class _Plan:
         self.original = index
         self._scratch: Index | None = None
         self.moves: list[Move] = []
+        self._nodes: dict[Target, dict[int, NodeId]] = {}
+        """Of each part, the rollout nodes by their numbers, as far as they are known."""
         self._leaving: dict[JobId, CoExecGroup] = {}
         """Who has left already, and which group."""
 
@@ -163,6 +166,11 @@ class _Plan:
             if self.original.group_of(job).id != target.home
         ]
         founded: dict[Target, GroupId] = {}
+        self._nodes = {
+            target: dict(enumerate(rollout_nodes(self.original.group(target.home))))
+            for target in wanted
+            if target.home is not None
+        }
         left = self._in_turn(left, founded)
         if left:
             kept, before = len(self.moves), self.scratch.state()
@@ -182,7 +190,7 @@ class _Plan:
             progress = False
             for target, job in tuple(left):
                 group_id = target.home or founded.get(target)
-                if self._try(job, group_id, target.rollout_nodes, target.train_nodes):
+                if self._try(job, group_id, target.rollout_nodes, target.train_nodes, target):
                     founded.setdefault(target, self.scratch.group_of(job).id)
                     left.remove((target, job))
                     progress = True
@@ -216,13 +224,20 @@ class _Plan:
         for bound, _, row in self.scratch.bounds().sorted(Sort.APART, judge):
             if bound[0] > 0:
                 return False
-            rollout_nodes, train_nodes = len(row.nodes) - len(row.train_nodes), len(row.train_nodes)
-            if row.id != group_id and self._try(member.job_id, row.id, rollout_nodes, train_nodes):
+            if row.id == group_id:
+                continue
+            num_train = len(row.train_nodes)
+            if self._try(member.job_id, row.id, len(row.nodes) - num_train, num_train):
                 return True
         return False
 
     def _try(
-        self, job_id: JobId, group_id: GroupId | None, rollout_nodes: int, train_nodes: int
+        self,
+        job_id: JobId,
+        group_id: GroupId | None,
+        most_rollout: int,
+        num_train: int,
+        target: Target | None = None,
     ) -> bool:
         """Move the job there, if that keeps every promise on so many train nodes and on no more
         rollout nodes."""
@@ -233,23 +248,28 @@ class _Plan:
             return False
         judge = self._judge(member)
         row = None if group_id is None else self.scratch.row(group_id)
-        best = _best(judge, row, max_members=self.scratch.policy.max_members)
-        if best is None or len(nodes_of(best.train)) != train_nodes:
+        best = self._as_wanted(judge, row, target)
+        if best is None:
+            best = _best(judge, row, max_members=self.scratch.policy.max_members)
+        if best is None or len(nodes_of(best.train)) != num_train:
             return False
-        if len(best.added) + (0 if row is None else len(row.nodes)) > rollout_nodes + train_nodes:
+        if len(best.added) + (0 if row is None else len(row.nodes)) > most_rollout + num_train:
             return False
         assignment = assignment_of(explained(judge, best), job_id)
         if assignment is None:
             return False
-        target = self.scratch.apply(
+        reached = self.scratch.apply(
             assignment, spec=judge.job.spec, profile=asked_profile_of(member)
         )
+        if target is not None:
+            numbers = target.where.get(job_id, ())
+            self._nodes.setdefault(target, {}).update(zip(numbers, best.nodes, strict=False))
         self.moves.append(
             Move(
                 job_id=job_id,
                 name=member.name,
                 source=source.id,
-                target=target,
+                target=reached,
                 assignment=replace(assignment, group_id=group_id),
                 price_s=self.move_s(member),
                 price_usd=self.price_usd(member) or 0.0,
@@ -257,6 +277,40 @@ class _Plan:
             )
         )
         return True
+
+    def _as_wanted(self, judge: Judge, row: Row | None, target: Target | None) -> Proposal | None:
+        """The very nodes of the division; None where they are not to be had. An admission looks at
+        fewer places: none that has some nodes of the group and some new ones."""
+        if target is None or row is None or judge.job.job_id not in target.where:
+            return None
+        job, nodes = judge.job, self._nodes.get(target, {})
+        if places.refusal_of(row, job) or places.members_refusal(
+            row, self.scratch.policy.max_members
+        ):
+            return None
+        known = [nodes[one] for one in target.where[job.job_id] if one in nodes]
+        held = [self.scratch.known.node(node) for node in known if node in row.nodes]
+        missing = len(target.where[job.job_id]) - len(held)
+        added: tuple[Node, ...] | None = ()
+        if missing:
+            count = missing * row.stock.largest
+            added = job.pick(self.scratch.known, row.stock, count, need_bytes=job.rollout_bytes)
+        if added is None or len(added) != missing:
+            return None
+        rollout = tuple(device for node in (*held, *added) for device in node.devices)
+        if len(rollout) != job.count:
+            return None
+        one = Proposal(
+            Kind.SCALE if added else Kind.PACK,
+            row,
+            rollout=rollout,
+            nodes=nodes_of(rollout),
+            train=row.train,
+            needs=job.needs_on(row.train),
+            apart=False,
+            added=added,
+        )
+        return one if judge.key(one) is not None else None
 
     def _judge(self, member: Member) -> Judge:
         return self.scratch.judge(

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rmux.cluster import PoolKind
-from rmux.group import CoExecGroup, Member
+from rmux.group import CoExecGroup, Member, nodes_of
 from rmux.ids import GroupId, JobId, NodeId, PoolName
 from rmux.place.index import Index
-from rmux.place.nodes_needed import Item, on_fewest_nodes
+from rmux.place.nodes_needed import Item, Nodes, on_fewest_nodes
 from rmux.place.packing import Column, Columns, Prices, partition, shared_limit_s
 
 PriceOfMove = Callable[[Member], float | None]
 """USD; None for a job that stays."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """One part of the division, on its group's nodes."""
 
@@ -32,6 +32,8 @@ class Target:
     train_nodes: int
     usd_per_h: float
     """Of its nodes, and of its moves over the payback time."""
+    where: Mapping[JobId, Nodes] = field(default_factory=dict)
+    """Rollout nodes of each job by number, those of the home in the order of `rollout_nodes`."""
 
 
 class Targets:
@@ -60,7 +62,7 @@ class Targets:
             [choice.usd_per_h for choice in choices],
             at_most_once=[choice.home for choice in choices],
         )
-        return tuple(choices[number] for number in chosen.chosen)
+        return tuple(found.with_nodes(choices[number]) for number in chosen.chosen)
 
     def _current(self, index: Index, members: list[Member], prices: Prices) -> Columns:
         policy = index.policy
@@ -161,7 +163,17 @@ class _Search:
         count = len({node for nodes in found.values() for node in nodes})
         usd_per_h = count * self.prices.rollout_usd_per_h
         usd_per_h += column.train_nodes * self.prices.train_usd_per_h
-        yield Target(column.jobs, home, count, column.train_nodes, usd_per_h + moves)
+        yield Target(column.jobs, home, count, column.train_nodes, usd_per_h + moves, found)
+
+    def with_nodes(self, target: Target) -> Target:
+        """With the nodes of a part that has no home."""
+        if target.home is not None:
+            return target
+        items = [self.columns.on_degree(job, target.train_nodes) for job in target.jobs]
+        limit_s = shared_limit_s(items, margin=self.columns.margin)
+        memory_bytes = self.prices.host_memory_bytes
+        found = on_fewest_nodes(items, limit_s, memory_bytes=memory_bytes)
+        return replace(target, where=found or {})
 
     def _moves(self, jobs: tuple[JobId, ...], home: GroupId | None) -> float | None:
         total = 0.0
@@ -175,13 +187,16 @@ class _Search:
         return total
 
 
-def _numbered(group: CoExecGroup) -> Mapping[JobId, tuple[int, ...]]:
+def rollout_nodes(group: CoExecGroup) -> tuple[NodeId, ...]:
+    """Those that members are placed on, in the order of the members."""
+    return nodes_of(device for member in group.members for device in member.placement.rollout)
+
+
+def _numbered(group: CoExecGroup) -> Mapping[JobId, Nodes]:
     """The rollout nodes of each member by number."""
-    numbers: dict[NodeId, int] = {}
+    nodes = rollout_nodes(group)
     return {
-        member.job_id: tuple(
-            numbers.setdefault(node, len(numbers)) for node in member.placement.rollout_nodes
-        )
+        member.job_id: tuple(nodes.index(node) for node in member.placement.rollout_nodes)
         for member in group.members
     }
 

@@ -94,8 +94,9 @@ def test_a_job_that_joins_nodes_of_its_own_in_a_group_begins_at_once(lab):
 
 
 def test_drift_breaks_promises_and_each_answer_restores_some(lab):
-    jobs = trace(lab, 36)
-    by_answer = {answer: run(jobs, answer=answer, durations=growing) for answer in Answer}
+    jobs = trace(lab, 60)
+    options: dict[str, Any] = {"durations": growing, "regroup_s": 4 * 3600.0}
+    by_answer = {answer: run(jobs, answer=answer, **options) for answer in Answer}
     attained = {answer: result.attainment for answer, result in by_answer.items()}
     assert attained[Answer.STATIC] < attained[Answer.RESUBMIT] < attained[Answer.REPLACE]
     assert attained[Answer.STATIC] < 0.8

@@ -107,10 +107,7 @@ class Rounds:
         if not gone or not self.stretches or number < self.stretches[0].first:
             return position
         order = self._stretch(number).order
-        kept = sum(job not in gone for job in order[:place])
-        if kept and all(job in gone for job in order[place:]):
-            return number + 1, 0
-        return number, kept
+        return number, sum(job not in gone for job in order[:place])
 
     def from_round(self, first: int, newest: Stretch, *, oldest: int) -> Rounds:
         """`newest` from round `first` on, whatever was to come there; forget what no round from

@@ -161,6 +161,7 @@ class World:
         self.hangs = False
         self.members = {f"j-{name}": self._member(f"j-{name}") for name in jobs}
         self.desired = "run"
+        self.turns: tuple[JobId, ...] = ()
         self.events: list[PhaseEvent] = []
         self.log: list[tuple[str, JobState]] = []
         self.errors: dict[str, str] = {}
@@ -268,6 +269,7 @@ class World:
             members=tuple(self.members.values()),
             nodes=NODES,
             desired=self.desired,
+            turns=self.turns,
             open_grants=self.open_grants,
         )
         stored_n = self._write() if self.stores else None

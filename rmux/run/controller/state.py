@@ -55,6 +55,8 @@ class GroupView:
     members: tuple[MemberView, ...]
     nodes: tuple[NodeId, ...]
     desired: str = "run"
+    turns: tuple[JobId, ...] = ()
+    """Its round; empty for every member once, in the order of joining."""
     failures: Mapping[JobId, int] = field(default_factory=dict)
     """Attempts that failed before this controller took over."""
     had_member: bool = False
@@ -137,6 +139,8 @@ class State:
     nodes: tuple[NodeId, ...] | None = None
     """None until the store was read once."""
     desired: str = "run"
+    turns: tuple[JobId, ...] = ()
+    """The round that the store wants."""
     ready: bool = False
     """Every gate has reported, or its wait ran out."""
     stop_by_s: float = float("inf")

@@ -57,7 +57,7 @@ def _take_stored(turn: Turn, stored_n: int) -> None:
 
 
 def _take_view(turn: Turn, view: GroupView) -> None:
-    turn.set(nodes=view.nodes, desired=view.desired)
+    turn.set(nodes=view.nodes, desired=view.desired, turns=view.turns)
     wanted = {member.job.id: member for member in view.members}
     for job_id in [job_id for job_id in turn.runs if job_id not in wanted]:
         if turn.runs[job_id].ended or not turn.runs[job_id].ordered:
@@ -97,7 +97,7 @@ def _forget_sources(turn: Turn) -> None:
 def _turn_members(turn: Turn) -> None:
     assert turn.rotation is not None
     now = [run.view.member for run in turn.runs.values() if not run.ended]
-    turn.rotation = rotations.with_members(turn.rotation, now)
+    turn.rotation = rotations.with_members(turn.rotation, now, turns=turn.state.turns)
 
 
 def _take_report(turn: Turn, report: NodeReport) -> None:
@@ -224,7 +224,7 @@ def _is_ready(turn: Turn) -> bool:
         members.adopt(turn, run)
     members_now = [run.view.member for run in turn.runs.values()]
     holders = {device: JobId(grant.job) for device, grant in turn.held.items()}
-    turn.rotation = rotations.start(members_now, held=holders)
+    turn.rotation = rotations.start(members_now, turns=turn.state.turns, held=holders)
     turn.emit(
         EventType.CONTROLLER,
         data={"epoch": turn.state.epoch, "change": "ready", "wait_s": waited_s, "silent": silent},

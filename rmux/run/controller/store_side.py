@@ -58,6 +58,7 @@ def read_group(store: Store, group_id: GroupId, *, first: bool = False) -> Group
         members=tuple(views),
         nodes=group.nodes,
         desired=group.desired,
+        turns=group.turns,
         failures=counts,
         had_member=had_member,
         open_grants=open_grants,
@@ -113,14 +114,15 @@ def follow_group(
         except RmuxError as error:
             logger.warning("cannot read the group: %s", error.message)
         else:
-            if before is None or (view.members, view.nodes, view.desired) != (
-                before.members,
-                before.nodes,
-                before.desired,
-            ):
+            if before is None or _plan(view) != _plan(before):
                 post(view)
             before = view
         stopped.wait(POLL_S)
+
+
+def _plan(view: GroupView) -> tuple[object, ...]:
+    """What the controller acts on when it changes."""
+    return view.members, view.nodes, view.desired, view.turns
 
 
 def to_operations(

@@ -121,6 +121,40 @@ def test_a_joiner_named_between_others_joins_there_in_the_next_round():
     assert next_ones(rota, 4) == "cacb"
 
 
+def test_a_joiner_at_the_end_is_in_from_the_round_under_way():
+    _, rota = give(rotation.start([A, B]), rollout("a", 0))
+    rota = rotation.with_members(rota, [A, B, C])
+    _, rota = give(rota, rollout("b", 0))
+    assert rota.next_job(R) == "c"
+
+
+def test_an_iteration_rolled_out_again_leaves_the_train_turn_of_the_lost_one_to_the_others():
+    rota = rotation.start([A, B, C])
+    for name in "abc":
+        _, rota = give(rota, rollout(name, 0))
+    for name in "abc":
+        _, rota = give(rota, train(name, 0))
+    _, rota = give(rota, rollout("a", 1), busy=[T])
+    _, rota = give(rota, rollout("b", 1), busy=[T], absent="a")
+    _, rota = give(rota, {}, busy=[T], absent="c")
+    given_turns, rota = give(rota, rollout("a", 1), busy=[T])
+    assert given_turns == ["a1:rollout"]
+    given_turns, rota = give(rota, train("a", 1) | train("b", 1), busy=[R])
+    assert given_turns == ["b1:train"]
+
+
+def test_a_train_in_a_later_turn_than_its_rollout_takes_the_next_rollout_to_the_turn_after():
+    rota = rotation.start([A, B])
+    for name in "ab":
+        _, rota = give(rota, rollout(name, 0))
+    given_turns, rota = give(rota, train("b", 0), busy=[R], absent="a")
+    assert given_turns == ["b0:train"]
+    given_turns, rota = give(rota, train("a", 0), busy=[R])
+    assert given_turns == ["a0:train"]
+    given_turns, rota = give(rota, rollout("a", 1) | rollout("b", 1), busy=[T])
+    assert given_turns == ["b1:rollout"]
+
+
 def test_an_absent_job_loses_each_of_its_turns():
     rota = rotation.start([A, B], turns=ids("abb"))
     _, rota = give(rota, rollout("a", 0))
@@ -156,6 +190,28 @@ def test_one_step_off_policy_a_train_does_not_lose_its_turn_to_the_rollout_given
     given_turns, rota = give(rota, {a: train("a", 0)[a]} | train("b", 0), busy=[R])
     assert given_turns == ["a0:train"]
     assert rota.next_job(T) == "b"
+
+
+def test_one_step_off_policy_a_rollout_begun_keeps_its_turn_though_the_train_comes_later():
+    """It holds one device, and would block the others if it gave up the turn on the second."""
+    r1 = DeviceId(NodeId("r1"), 0)
+    wide, other = member("s", ["r", "r1"], max_staleness=1), member("x", ["r1"])
+    s, x = wide.job_id, other.job_id
+    first = Wanted(phase=Phase.ROLLOUT, iteration=0, devices=(R, r1))
+    rest = Wanted(phase=Phase.ROLLOUT, iteration=1, devices=(r1,))
+    rota = rotation.start([wide, other])
+    _, rota = give(rota, {s: first})
+    of_x = {x: Wanted(phase=Phase.ROLLOUT, iteration=0, devices=(r1,))}
+    _, rota = give(rota, of_x, busy=[R], absent="s")
+    both = {s: (train("s", 0)[s], Wanted(phase=Phase.ROLLOUT, iteration=1, devices=(R, r1)))}
+    given_turns, rota = give(rota, both, busy=[r1])
+    assert given_turns == ["s1:rollout"]
+    given_turns, rota = give(rota, {s: (train("s", 0)[s], rest)} | train("x", 0), busy=[R, r1])
+    assert given_turns == ["x0:train"]
+    given_turns, rota = give(rota, {s: (train("s", 0)[s], rest)}, busy=[R, r1])
+    assert given_turns == ["s0:train"], "in the turn of the rollout under way"
+    given_turns, rota = give(rota, {s: rest}, busy=[R, T])
+    assert given_turns == ["s1:rollout"]
 
 
 def test_one_step_off_policy_a_lost_train_turn_costs_one_rollout_turn_and_no_lasting_step():

@@ -111,23 +111,27 @@ class Tracker:
     def take(self, events: Iterable[PhaseEvent]) -> None:
         """The ends of phases in a journal, in its order; other events say nothing here.
 
-        A phase on several devices took as long as on the slowest. The first iteration seen of each
-        attempt is left out, as engines that have just started warm up in it.
+        A phase on several devices took as long as on the slowest. Only a job's last attempt counts,
+        as an earlier one may have run elsewhere; of it not the first iteration, in which engines
+        warm up.
         """
-        longest: dict[tuple[JobId, Phase, int, int], float] = {}
-        first: dict[tuple[JobId, int], int] = {}
+        longest: dict[tuple[JobId, Phase, int], float] = {}
+        first: dict[JobId, tuple[int, int]] = {}
         for event in events:
             job_id, phase, run_s = event.job_id, event.phase, event.data.get("run_s")
             if event.type is not EventType.PHASE_END or job_id is None or phase is None:
                 continue
             if event.iteration is None or not isinstance(run_s, (int, float)):
                 continue
-            attempt = int(event.data.get("attempt", 1))
-            began = first.setdefault((job_id, attempt), event.iteration)
-            if event.iteration > began:
-                key = (job_id, phase, attempt, event.iteration)
+            began = first.setdefault(job_id, (_attempt(event), event.iteration))
+            if _attempt(event) > began[0]:
+                first[job_id] = began = (_attempt(event), event.iteration)
+                longest = {key: run for key, run in longest.items() if key[0] != job_id}
+                self.forget(job_id)
+            if _attempt(event) == began[0] and event.iteration > began[1]:
+                key = (job_id, phase, event.iteration)
                 longest[key] = max(longest.get(key, 0.0), float(run_s))
-        for (job_id, phase, _, _), seconds in longest.items():
+        for (job_id, phase, _), seconds in longest.items():
             self.note(job_id, phase, seconds)
 
     def forget(self, job_id: JobId) -> None:
@@ -204,17 +208,20 @@ def broken(
                 group_id=group.id,
                 name=member.name,
                 growth=growth(member, observed.get(member.job_id)),
-                profile=replanned(member.profile, observed[member.job_id], safety=safety),
+                profile=_as_asked(member, observed[member.job_id], safety=safety),
                 reading=worst,
             )
             found.append((-worst.absolute / worst.limit, group.id, one))
     return min(found, key=lambda item: item[:2])[2] if found else None
 
 
-def admitted_again(state: ClusterState, found: Broken, *, spec: JobSpec) -> Decision:
+def admitted_again(
+    state: ClusterState, found: Broken, *, spec: JobSpec, group: GroupId | None = None
+) -> Decision:
     """Where the job goes with what was seen of it: as a new arrival, its old place free for it too.
 
-    Without a place it stays where it is, and the reason says why nowhere else.
+    With `group` only there. Without a place it stays where it is, and the reason says why nowhere
+    else.
     """
     groups = tuple(
         replace(group, members=tuple(m for m in group.members if m.job_id != found.job_id))
@@ -223,7 +230,7 @@ def admitted_again(state: ClusterState, found: Broken, *, spec: JobSpec) -> Deci
         for group in state.groups
     )
     without = replace(state, groups=groups)
-    return admit(without, spec=spec, profile=found.profile, job_id=found.job_id)
+    return admit(without, spec=spec, profile=found.profile, job_id=found.job_id, group=group)
 
 
 def growth(member: Member, seen: Seen | None) -> float:
@@ -249,6 +256,17 @@ def replanned(profile: JobProfile, seen: Seen, *, safety: float = SAFETY) -> Job
         train=longer(profile.train, seen.train_s),
         sync_s=sync_s,
     )
+
+
+def _as_asked(member: Member, seen: Seen, *, safety: float) -> JobProfile:
+    """The new profile, of the train devices that the job asked for."""
+    asked = member.asked_profile
+    if asked is None:
+        return replanned(member.profile, seen, safety=safety)
+    given_s = member.profile.train.worst_s
+    if seen.train_s is not None and given_s > 0:
+        seen = replace(seen, train_s=seen.train_s * asked.train.worst_s / given_s)
+    return replanned(asked, seen, safety=safety)
 
 
 def _most_to_blame(group: CoExecGroup, observed: Observed, staying: Set[JobId]) -> Member | None:
@@ -329,6 +347,10 @@ def _at(estimate: PhaseEstimate, seen_s: float | None) -> PhaseEstimate:
 def _solo_as_seen_s(member: Member) -> float:
     """On the train devices it has: what it would take alone now."""
     return solo_s(member.profile, max_staleness=member.max_staleness)
+
+
+def _attempt(event: PhaseEvent) -> int:
+    return int(event.data.get("attempt", 1))
 
 
 def _ratio(iteration_s: float, alone_s: float) -> float:

@@ -15,6 +15,7 @@ from rmux.estimate import JobProfile
 from rmux.group import Assignment, ClusterState, PendingJob
 from rmux.ids import GroupId, IdSource, JobId
 from rmux.job import Job, JobSpec, JobState
+from rmux.place import service_drift
 from rmux.place.admit import admit
 from rmux.place.decision import Decision
 from rmux.place.rebalance import Move, Rebalance, propose, steps
@@ -88,7 +89,8 @@ def settle_pending(
     store: Store, *, ids: IdSource, rule: str | None = None, margin: float | None = None
 ) -> tuple[Decision, ...]:
     """One pass over the cluster, in one transaction: who waits is placed in the order of the
-    queue, and, where the policy says so, jobs that have not started yet move where that saves.
+    queue, and, where the policy says so, a job whose growth breaks a promise gets another place in
+    its group, and jobs that have not started yet move where that saves.
 
     ConflictError when others kept changing the store.
     """
@@ -96,13 +98,22 @@ def settle_pending(
     def attempt() -> tuple[Decision, ...]:
         with store.read() as conn:
             now = state.load(conn)
-        done = settle(now, rule=rule, margin=margin, staying=_started(now))
+            observed = service_drift.observed(conn, now)
+            risks = service_drift.untold(conn, now, observed)
+        staying = _started(now)
+        done = settle(now, rule=rule, margin=margin, staying=staying, observed=observed)
         told = {one.job.id: one.job.reason for one in now.pending}
         news = [one for one in done.decisions if one.admitted or one.reason != told[one.job_id]]
         moves = () if done.rebalance is None else done.rebalance.moves
-        if news or moves:
+        again = (
+            done.readmission if done.readmission and done.readmission.decision.admitted else None
+        )
+        if news or moves or again or risks:
             with store.write() as conn:
                 _write(conn, news, now, ids, moves=moves)
+                if again is not None and not service_drift.admit_again(conn, again, ids):
+                    raise _stale()
+                service_drift.tell(conn, risks)
         return done.decisions
 
     return _until_fresh(attempt)

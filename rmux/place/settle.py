@@ -1,8 +1,10 @@
-"""Cluster-wide placement in one pure pass: the waiting jobs, then moves that save money.
+"""Cluster-wide placement in one pure pass: the waiting jobs, then a job whose growth breaks a
+promise, then moves that save money.
 
 Waiting jobs are tried in the order of `queue`, each from the state that the others lead to; a
 tenant's quota, a reserved start and a deadline bear on what each gets. What the cluster's policy
 does not ask for does not happen: by default the pass serves the oldest first and moves nobody.
+Promises come before money: a pass that places a job anew proposes no moves.
 """
 
 from __future__ import annotations
@@ -18,17 +20,28 @@ from rmux.job import JobSpec, Reason
 from rmux.place import queue
 from rmux.place.admit import admit
 from rmux.place.decision import Decision
+from rmux.place.drift import Broken, Observed, admitted_again, broken
 from rmux.place.index import Index, founded_by
-from rmux.place.rebalance import Rebalance, propose
+from rmux.place.rebalance import Rebalance, propose, spec_of
 
-__all__ = ["Settlement", "applied", "founded_by", "settle", "settle_pending"]
+__all__ = ["Readmission", "Settlement", "applied", "founded_by", "settle", "settle_pending"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readmission:
+    """A job that grew beyond its plan, and where it goes with the plan that it has now."""
+
+    broken: Broken
+    decision: Decision
+    """Without an assignment it stays as it is until there is a place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What one pass decided; the moves come after all the decisions."""
+    """What one pass decided; what comes after the decisions is made upon them."""
 
     decisions: tuple[Decision, ...]
+    readmission: Readmission | None = None
     rebalance: Rebalance | None = None
     """None where the policy moves nobody."""
 
@@ -40,18 +53,24 @@ def settle(
     rule: str | None = None,
     margin: float | None = None,
     staying: Set[JobId] = frozenset(),
+    observed: Observed | None = None,
 ) -> Settlement:
-    """One decision per waiting job, and the moves that the policy asks for. Pure but for `now`,
-    which is the present when it is not given.
+    """One decision per waiting job, and what the policy asks for beyond. Pure but for `now`, which
+    is the present when it is not given.
 
     A later job may join a group that an earlier one founds; that group is called
-    `founded_by(job)` until the store has named it. Jobs in `staying` are not moved.
+    `founded_by(job)` until the store has named it. Jobs in `staying` do not leave their group.
+    `observed` is what was seen of phases, where they are tracked.
     """
     decisions, state = _decided(state, now=now or datetime.now(UTC), rule=rule, margin=margin)
+    again = _readmitted(state, observed, staying) if observed else None
+    if again is not None and again.decision.admitted:
+        return Settlement(decisions=decisions, readmission=again)
     if not state.cluster.policy.rebalance:
-        return Settlement(decisions=decisions)
+        return Settlement(decisions=decisions, readmission=again)
     fresh = {decision.job_id for decision in decisions if decision.admitted}
-    return Settlement(decisions=decisions, rebalance=propose(state, staying=staying | fresh))
+    moves = propose(state, staying=staying | fresh)
+    return Settlement(decisions=decisions, readmission=again, rebalance=moves)
 
 
 def settle_pending(
@@ -73,6 +92,17 @@ def applied(
     index.apply(assignment, spec=spec, profile=profile)
     pending = tuple(one for one in state.pending if one.job.id != assignment.job_id)
     return replace(index.state(), pending=pending)
+
+
+def _readmitted(state: ClusterState, observed: Observed, staying: Set[JobId]) -> Readmission | None:
+    found = broken(state, observed)
+    if found is None:
+        return None
+    member = state.group(found.group_id).member(found.job_id)
+    stays = not member.movable or member.job_id in staying
+    group = found.group_id if stays else None
+    decision = admitted_again(state, found, spec=spec_of(member), group=group)
+    return Readmission(broken=found, decision=decision)
 
 
 def _decided(

@@ -100,11 +100,28 @@ def test_a_phase_on_several_devices_took_as_long_as_on_the_slowest():
     assert tracker.seen(A) == Seen(rollout_s=6.0)
 
 
-def test_the_first_iteration_of_each_attempt_is_left_out():
+def test_only_the_last_attempt_counts_and_of_it_not_the_first_iteration():
     tracker = Tracker(quantile=0.9, least=1)
-    tracker.take([ended(0, 99.0), ended(1, 5.0), ended(2, 98.0, attempt=2), ended(3, 4.0)])
-    tracker.take([ended(3, 5.5, kind=EventType.PHASE_START)])
+    tracker.take([ended(0, 99.0), ended(1, 5.0)])
     assert tracker.seen(A) == Seen(rollout_s=5.0)
+    again = [ended(2, 98.0, attempt=2), ended(2, 97.0), ended(3, 4.0, attempt=2)]
+    tracker.take([ended(0, 99.0), ended(1, 5.0), *again])
+    assert tracker.seen(A) == Seen(rollout_s=4.0)
+
+
+def test_other_events_say_nothing_of_phase_times():
+    tracker = Tracker(quantile=0.9, least=1)
+    tracker.take([ended(0, 1.0), ended(1, 5.5, kind=EventType.PHASE_START)])
+    assert tracker.observed() == {}
+
+
+def test_a_job_on_other_train_devices_than_it_asked_for_is_planned_anew_for_what_it_asked(lab):
+    """It asked for two and trains on one in twice the time."""
+    asked = lab.profile(40, 20)
+    second = replace(lab.member("b", 40, 40), asked_train_devices=2, asked_profile=asked, slo=2.0)
+    state = lab.state(lab.group(lab.member("a", 50, 50, slo=1.1), second))
+    found = broken(state, {B: Seen(train_s=100)})
+    assert found.profile.train.worst_s == pytest.approx(50 * SAFETY)
 
 
 def test_every_planned_phase_is_read_from_the_journal():

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from rmux.cluster import Policy, Tenant
+from rmux.ids import JobId
+from rmux.place.drift import Seen
 from rmux.place.settle import applied, founded_by, settle, settle_pending
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -120,3 +122,56 @@ def test_a_deadline_takes_the_cheapest_place_that_ends_in_time(lab):
         (decision,) = settle_pending(state, now=EPOCH)
         placed.append(decision.assignment.group_id)
     assert placed == ["g-1", None]
+
+
+def grown(lab, *, rollout=2, **policy):
+    """b has grown from (20, 5) to (40, 5) s; a, with the same plan, accepts 50 s."""
+    pair = lab.group(lab.member("a", 20, 5), lab.member("b", 20, 5))
+    state = lab.state(pair, cluster=lab.cluster(rollout, 2))
+    cluster = replace(state.cluster, policy=Policy(**policy))
+    return replace(state, cluster=cluster), {JobId("j-b"): Seen(rollout_s=40, train_s=5)}
+
+
+def test_a_job_that_grew_gets_a_node_of_its_own_where_that_keeps_every_promise(lab):
+    state, seen = grown(lab)
+    again = settle(state, observed=seen).readmission
+    assert (again.broken.job_id, again.decision.admitted) == ("j-b", True)
+    assert again.decision.assignment.group_id == "g-1"
+    assert again.decision.assignment.added_nodes == ("r1",)
+
+
+def test_a_job_that_may_not_leave_its_group_is_told_why_it_stays(lab):
+    state, seen = grown(lab, rollout=1)
+    again = settle(state, observed=seen, staying={JobId("j-b")}).readmission
+    assert (again.decision.admitted, again.decision.reason.code) == (False, "slo")
+
+
+def test_promises_come_before_money(lab):
+    """Two groups of one each could share: not in the pass that places another job anew."""
+    state, seen = grown(lab, rollout=4, rebalance=True)
+    others = [
+        lab.group(lab.member(name, 5, 5, (f"r{at}",), (f"t{at}",)), name=f"g-{at}")
+        for name, at in (("c", 2), ("d", 3))
+    ]
+    cluster = replace(lab.cluster(5, 5), policy=state.cluster.policy)
+    state = replace(state, cluster=cluster, groups=(*state.groups, *others))
+    assert settle(state).rebalance.moves
+    done = settle(state, observed=seen)
+    assert (done.readmission.decision.admitted, done.rebalance) == (True, None)
+
+
+def test_without_anything_seen_nobody_is_placed_anew(lab):
+    state, _ = grown(lab)
+    assert settle(state).readmission is None
+    assert settle(state, observed={}).readmission is None
+
+
+def test_jobs_placed_in_this_pass_are_not_moved_by_it(lab):
+    waiting = lab.waiting(
+        lab.state(cluster=replace(lab.cluster(), policy=Policy(rebalance=True))),
+        (lab.spec("a", slo=1.0), lab.profile(100, 50)),
+        (lab.spec("b", slo=1.0), lab.profile(100, 50)),
+    )
+    done = settle(waiting)
+    assert [one.admitted for one in done.decisions] == [True, True]
+    assert done.rebalance.moves == ()

@@ -31,7 +31,7 @@ def rehearse(session: Session, store: Store, group_id: GroupId, *, rounds: int) 
         cluster = pools.load(conn)
     if group.members:
         count = rehearsal.WARM_UP + rounds
-        about_s = count * period(group.members).period_s
+        about_s = count * period(group.members, order=group.round).period_s
         session.out.note(
             f"{group_id} is rehearsed on emulated engines for {count} rounds, about "
             f"{units.format_duration(about_s)}; the jobs themselves stay as they are"
@@ -68,9 +68,9 @@ def _document(done: Rehearsal, group_id: GroupId, *, rounds: int) -> RehearsalDo
             RehearsedPart(
                 id=one.member.job_id,
                 name=one.member.name,
-                solo_s=one.member.profile.solo_s,
+                solo_s=one.member.solo_s,
                 period_s=one.period_s,
-                planned_slowdown=one.slowdown_of(done.plan.period_s),
+                planned_slowdown=one.slowdown_of(done.plan.iteration_s(one.member.job_id)),
                 slowdown=one.slowdown_of(one.period_s),
                 max_slowdown=one.member.slo,
                 error=one.error,

@@ -164,7 +164,7 @@ def pool_of_kind(seen: Look, kind: PoolKind) -> list[str]:
 
 def _fields(seen: Look) -> dict[str, Any]:
     group = seen.group
-    plan = period(group.members) if group.members else None
+    plan = period(group.members, order=group.round) if group.members else None
     lease = seen.lease
     return {
         "id": group.id,
@@ -211,10 +211,10 @@ def _member(seen: Look, member: Member) -> dict[str, Any]:
         "slo": {"max_slowdown": member.slo},
         "slowdown": {
             "now": pace.slowdown,
-            "planned": pace.planned_slowdown(member.profile.solo_s),
+            "planned": pace.planned_slowdown(member.solo_s),
             "period_s": pace.period_s,
         },
-        "solo_s": member.profile.solo_s,
+        "solo_s": member.solo_s,
         "tenant": member.tenant,
         "usd_per_h": seen.charge.by_job[member.job_id],
         "rollout": [str(device) for device in member.placement.rollout],

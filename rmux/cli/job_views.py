@@ -10,6 +10,7 @@ from rmux import units
 from rmux.cli.documents_jobs import JobDocument
 from rmux.cli.output import Column, Table
 from rmux.cli.progress import Pace, read_pace
+from rmux.group import solo_s
 from rmux.job import Job, JobState
 
 if TYPE_CHECKING:
@@ -48,9 +49,12 @@ def planned_solo_s(conn: Conn, jobs: Iterable[Job]) -> dict[str, float]:
     """Planned period alone of every job that is under way and has a profile, seconds."""
     from rmux.store import profiles
 
-    chosen = {job.id: job.profile_id for job in jobs if job.state in _MOVING and job.profile_id}
-    solo_s = {one: profiles.get(conn, one).solo_s for one in set(chosen.values())}
-    return {str(job): solo_s[profile] for job, profile in chosen.items()}
+    chosen = [(job, job.profile_id) for job in jobs if job.state in _MOVING and job.profile_id]
+    known = {one: profiles.get(conn, one) for one in {profile for _, profile in chosen}}
+    return {
+        str(job.id): solo_s(known[profile], max_staleness=job.spec.max_staleness)
+        for job, profile in chosen
+    }
 
 
 def charged_usd_per_h(conn: Conn, jobs: Iterable[Job]) -> dict[str, float]:

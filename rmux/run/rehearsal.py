@@ -14,7 +14,9 @@ from pathlib import Path
 from rmux import timeline
 from rmux.cluster import Cluster
 from rmux.errors import UnreachableError, UserError
+from rmux.events import PhaseEvent
 from rmux.group import Assignment, CoExecGroup, Member
+from rmux.ids import JobId
 from rmux.job import EmulatedSpec, Engine, Job, JobSpec, JobState
 from rmux.place.period import Period, period
 from rmux.run import parent
@@ -38,11 +40,11 @@ class Rehearsed:
     error: str
     """Why it failed; '' when it did not."""
     period_s: float | None
-    """Median of its counted rounds; None when there was none."""
+    """Seconds per iteration, the median of its counted rounds; None when there was none."""
 
     def slowdown_of(self, period_s: float | None) -> float | None:
-        """A period in the group ÷ the planned period alone."""
-        solo_s = self.member.profile.solo_s
+        """Seconds per iteration in the group ÷ those planned alone."""
+        solo_s = self.member.solo_s
         return None if period_s is None or solo_s <= 0 else period_s / solo_s
 
 
@@ -57,8 +59,14 @@ class Rehearsal:
 
     @property
     def period_s(self) -> float | None:
-        """Median over the members: they share one period."""
-        return _median([one.period_s for one in self.members if one.period_s is not None])
+        """A round: median over the members, as they share one."""
+        return _median(
+            [
+                one.period_s * self.plan.order.count(one.member.job_id)
+                for one in self.members
+                if one.period_s is not None
+            ]
+        )
 
 
 def rehearse(group: CoExecGroup, cluster: Cluster, *, rounds: int, host: str) -> Rehearsal:
@@ -108,7 +116,10 @@ def _end_after(store: Store, group: CoExecGroup, rounds: int, over: threading.Ev
         try:
             with store.read() as conn:
                 now = [jobs.get(conn, member.job_id) for member in group.members]
-            if all(job.iteration >= rounds or job.state.is_terminal for job in now):
+            if all(
+                job.iteration >= rounds * group.round.count(job.id) or job.state.is_terminal
+                for job in now
+            ):
                 with store.write() as conn:
                     groups.set_desired(conn, group.id, "down")
                 return
@@ -117,7 +128,7 @@ def _end_after(store: Store, group: CoExecGroup, rounds: int, over: threading.Ev
 
 
 def _copy(store: Store, group: CoExecGroup, cluster: Cluster) -> None:
-    """The group again, in the same rotation order, each job from its first iteration."""
+    """The group again, with the same round, each job from its first iteration."""
     with store.write() as conn:
         pools.save(conn, cluster)
         for number, member in enumerate(group.members):
@@ -136,6 +147,7 @@ def _copy(store: Store, group: CoExecGroup, cluster: Cluster) -> None:
                 group_id=group.id if number else None,
                 placement=member.placement,
                 added_nodes=() if number else group.nodes,
+                turns=group.round,
             )
             expected = groups.revision(conn)
             groups.apply(conn, assignment, expected_revision=expected, group_id=group.id)
@@ -162,14 +174,16 @@ def _outcome(store: Store, group: CoExecGroup, *, rounds: int, status: int) -> R
     with store.read() as conn:
         found = events.read(conn, group=group.id, limit=_MAX_EVENTS)
         ended = {job.id: job for job in jobs.ls(conn)}
-    periods_s = timeline.iteration_seconds(found, skip=WARM_UP)
+    plan = period(group.members, order=group.round)
     return Rehearsal(
-        plan=period(group.members),
+        plan=plan,
         members=tuple(
             Rehearsed(
                 member=member,
                 error=_error(ended[member.job_id]),
-                period_s=_median(periods_s.get(member.job_id, [])[:rounds]),
+                period_s=_iteration_s(
+                    found, member.job_id, per_round=plan.order.count(member.job_id), rounds=rounds
+                ),
             )
             for member in group.members
         ),
@@ -177,6 +191,19 @@ def _outcome(store: Store, group: CoExecGroup, *, rounds: int, status: int) -> R
         violations=tuple(check(found)),
         status=status,
     )
+
+
+def _iteration_s(
+    found: Sequence[PhaseEvent], job_id: JobId, *, per_round: int, rounds: int
+) -> float | None:
+    """Of a round's iterations some follow closely and some do not: only whole rounds compare."""
+    seconds = timeline.iteration_seconds(found, skip=WARM_UP * per_round).get(job_id, [])
+    whole = [
+        sum(seconds[start : start + per_round])
+        for start in range(0, len(seconds) - per_round + 1, per_round)
+    ]
+    round_s = _median(whole[:rounds])
+    return None if round_s is None else round_s / per_round
 
 
 def _error(job: Job) -> str:

@@ -78,6 +78,7 @@ class LiveGroup:
         slo: float = 2.0,
         engine: Engine = Engine.EMULATED,
         placed: bool = True,
+        turns: tuple[str, ...] = (),
         group: GroupId = GROUP,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
@@ -130,6 +131,7 @@ class LiveGroup:
                     job_id=job_id,
                     group_id=group if known else None,
                     placement=placement,
+                    turns=tuple(map(JobId, turns)),
                     added_nodes=tuple(
                         node
                         for node in placement.rollout_nodes + placement.train_nodes

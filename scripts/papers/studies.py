@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from scripts.papers import drift, groups, settings
 from scripts.papers.lines import Study
 from scripts.papers.replays import PRODUCTION, SENSITIVITY
 
-STUDIES: dict[str, Study] = {study.name: study for study in (PRODUCTION, *SENSITIVITY)}
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        *groups.STUDIES,
+        PRODUCTION,
+        *settings.STUDIES,
+        *SENSITIVITY,
+        *drift.STUDIES,
+    )
+}

@@ -77,8 +77,16 @@ def gavel(jobs: Sequence[SimJob], world: World) -> Yield:
     return Yield(usd_per_h=usd_per_h, iteration_s=iteration_s)
 
 
-def rmux(benchmark: Benchmark, world: World, *, overhead: float = 0.0) -> Yield:
-    """All in one group, in the best order of turns that keeps every SLO where one does."""
+def rmux(
+    benchmark: Benchmark,
+    world: World,
+    *,
+    overhead: float = 0.0,
+    sync_s: Mapping[str, float] | None = None,
+) -> Yield:
+    """All in one group, in the best order of turns that keeps every SLO where one does. `sync_s`
+    by job, seconds, are waited for by that job alone; none are assumed."""
+    syncs_s = sync_s or {}
     caps_s = {
         job.id: job.spec.slo * disaggregated(job, world).iteration_s for job in benchmark.jobs
     }
@@ -88,7 +96,7 @@ def rmux(benchmark: Benchmark, world: World, *, overhead: float = 0.0) -> Yield:
             job_id=JobId(name),
             rollout_s=seat.rollout_s,
             train_s=seat.train_s,
-            off_device_s=0.0,
+            off_device_s=syncs_s.get(name, 0.0),
             rollout=frozenset(DeviceId(NodeId("r"), node) for node in seat.rollout),
             train=train,
             max_repeats=seat.max_repeats,

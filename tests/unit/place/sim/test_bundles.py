@@ -56,6 +56,13 @@ def test_measured_overhead_lengthens_shared_iterations():
     assert measured == pytest.approx(per_usd("temporal", rmux) / 1.016)
 
 
+def test_a_sync_lengthens_the_loop_of_its_own_job_alone():
+    syncs_s = {"A1": 0.9, "A2": 0.9}
+    assert rmux(FIGURE_10["temporal"], WORLD, sync_s=syncs_s).iteration_s["A1"] == 270
+    assert rmux(FIGURE_10["temporal"], WORLD, sync_s={"A1": 40.0}).iteration_s["A2"] == 279
+    assert rmux(FIGURE_10["spatial"], WORLD, sync_s={"C": 12.3}).iteration_s["C"] == 640.3
+
+
 def test_weights_say_what_a_jobs_iteration_is_worth():
     only_large = per_usd("spatial", rmux, weights={"C": 1, "D1": 0, "D2": 0})
     assert only_large == pytest.approx(2.0)

@@ -94,10 +94,12 @@ def _most_idle(setting: Setting, *, packed: bool = False) -> Policy:
     return MostIdle(setting.world, max_members=setting.max_members, packed=packed)
 
 
-def _optimal(setting: Setting) -> Policy:
+def _optimal(setting: Setting, *, priced: bool = False) -> Policy:
     from rmux.place.sim.policies.optimal import Optimal
 
-    return Optimal(setting.world, max_members=setting.max_members, margin=setting.margin)
+    return Optimal(
+        setting.world, max_members=setting.max_members, margin=setting.margin, priced=priced
+    )
 
 
 POLICIES: dict[str, Entry] = {
@@ -117,6 +119,10 @@ POLICIES: dict[str, Entry] = {
         lambda setting: _gavel(setting, cheapest=True),
     ),
     "optimal": Entry("the cheapest packing, anew and for nothing at every event", _optimal),
+    "optimal-priced": Entry(
+        "the cheapest packing at every event; jobs that move pay for it",
+        lambda setting: _optimal(setting, priced=True),
+    ),
     "random": Entry("a random group or a new one, new nodes where it does not fit", _random),
     "random-packed": Entry(
         "a random group in which the job fits",

@@ -2,13 +2,20 @@
 every event for nothing.
 
 Divisions are solved exactly (`rmux.place.packing`), to about 60 jobs at once; where that does not
-end, the replay ends with an error instead of a division that may not be the best. Jobs change
-places as if that took no time, so moves are neither counted nor charged. Pools must be elastic.
+end, the replay ends with an error instead of a division that may not be the best. Pools must be
+elastic.
+
+Named `optimal`, jobs change places as if that took no time, so moves are neither counted nor
+charged: no policy is cheaper. Named `optimal-priced`, a job that changes its group pays a cold
+start as rmux's own moves do, and all stay where they are when no division is cheaper; what moves
+cost is not weighed against what they save. A new group takes over the nodes of the old one with
+which it shares most jobs, and those jobs stay where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from rmux.errors import InfeasibleError, InternalError
 from rmux.ids import JobId
@@ -22,11 +29,18 @@ from rmux.place.sim.world import ROOMY_BYTES, World
 
 SOLVE_S = 20.0
 """Longest time for the jobs of one event."""
+_EQUAL_USD = 1e-6
 
 
 class Optimal:
     def __init__(
-        self, world: World, *, max_members: int, margin: float = 0.0, solve_s: float = SOLVE_S
+        self,
+        world: World,
+        *,
+        max_members: int,
+        margin: float = 0.0,
+        priced: bool = False,
+        solve_s: float = SOLVE_S,
     ) -> None:
         """InfeasibleError for pools of fixed size."""
         if not world.is_elastic:
@@ -34,7 +48,7 @@ class Optimal:
                 "the best packing is computed for pools that grow",
                 hint="leave --pools out, or choose another policy",
             )
-        self._tally, self.solve_s = Tally(world), solve_s
+        self._tally, self.priced, self.solve_s = Tally(world), priced, solve_s
         self._columns = Columns(
             Prices(
                 rollout_usd_per_h=world.rollout_usd_per_node_h,
@@ -47,22 +61,31 @@ class Optimal:
             margin=margin,
         )
         self._chosen: dict[Column, Holding] = {}
+        self._cold_s: dict[JobId, float] = {}
 
     def step(
         self, now_s: float, *, arrived: Sequence[SimJob], departed: Sequence[JobId]
     ) -> Standing:
         for job_id in departed:
             self._columns.remove(job_id)
+            del self._cold_s[job_id]
         for job in arrived:
             self._add(Item.of(job.id, job.spec, job.profile))
-        chosen = self._solve().columns
+            self._cold_s[job.id] = job.profile.rollout.cold_s + job.profile.train.cold_s
+        chosen: Sequence[Column] = self._solve().columns
+        lost_s = {}
+        if self.priced:
+            chosen = self._unless_as_cheap(chosen)
+            came = {job.id for job in arrived}
+            changed = sorted(moved(self._chosen, chosen) - came)
+            lost_s = {job: self._cold_s[job] for job in changed}
         holdings = {one: self._chosen.get(one) or self._holding(one) for one in chosen}
         for column in self._chosen:
             self._tally.drop(column)
         for column, holding in holdings.items():
             self._tally.put(column, holding)
         self._chosen = holdings
-        return self._tally.standing()
+        return self._tally.standing(lost_s=lost_s, moves=len(lost_s))
 
     def _add(self, item: Item) -> None:
         known = self._columns
@@ -86,6 +109,23 @@ class Optimal:
             raise _too_many(count)
         return found
 
+    def _unless_as_cheap(self, best: Sequence[Column]) -> Sequence[Column]:
+        """The groups as they stand, newcomers apart, where that costs no more than the best."""
+        known = {(one.train_nodes, frozenset(one.jobs)): one for one in self._columns}
+        items = self._columns.items()
+        stay, grouped = [], set[JobId]()
+        for one in self._chosen:
+            if left := frozenset(job for job in one.jobs if job in items):
+                stay.append(known[one.train_nodes, left])
+                grouped |= left
+        stay += [
+            known[item.train_nodes, frozenset({job})]
+            for job, item in items.items()
+            if job not in grouped
+        ]
+        cost, least = (sum(one.usd_per_h for one in some) for some in (stay, best))
+        return stay if cost <= least + _EQUAL_USD else best
+
     def _holding(self, column: Column) -> Holding:
         members = [self._columns.on_degree(job, column.train_nodes) for job in column.jobs]
         limit_s = shared_limit_s(members, margin=self._columns.margin)
@@ -104,6 +144,28 @@ class Optimal:
             iteration_s=dict.fromkeys(column.jobs, period_s),
             used={job: rollout[job] + train[job] for job in column.jobs},
         )
+
+
+def moved(old: Iterable[Column], new: Iterable[Column]) -> set[JobId]:
+    """Jobs of the new groups that are not in the old group whose nodes theirs takes over."""
+    after = list(new)
+    group_of = {job: index for index, one in enumerate(old) for job in one.jobs}
+    shared = Counter(
+        (index, group_of[job])
+        for index, one in enumerate(after)
+        for job in one.jobs
+        if job in group_of
+    )
+    heirs: dict[int, int] = {}
+    for (index, source), _ in shared.most_common():
+        if index not in heirs and source not in heirs.values():
+            heirs[index] = source
+    return {
+        job
+        for index, one in enumerate(after)
+        for job in one.jobs
+        if group_of.get(job, -1) != heirs.get(index, -2)
+    }
 
 
 def _too_many(count: int) -> InfeasibleError:

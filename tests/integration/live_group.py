@@ -78,7 +78,7 @@ class LiveGroup:
         slo: float = 2.0,
         engine: Engine = Engine.EMULATED,
         placed: bool = True,
-        turns: tuple[str, ...] = (),
+        turns: Iterable[str] = (),
         group: GroupId = GROUP,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
@@ -131,7 +131,7 @@ class LiveGroup:
                     job_id=job_id,
                     group_id=group if known else None,
                     placement=placement,
-                    turns=tuple(map(JobId, turns)),
+                    turns=tuple(JobId(f"j-{one}") for one in turns),
                     added_nodes=tuple(
                         node
                         for node in placement.rollout_nodes + placement.train_nodes

@@ -18,7 +18,6 @@ from rmux.group import (
     Member,
     Placement,
     fitted_profile,
-    solo_s,
 )
 from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import JobState

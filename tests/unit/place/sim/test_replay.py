@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -254,11 +255,12 @@ def test_a_group_takes_no_more_members_than_it_may():
     assert costs[2] == pytest.approx(6 * 57.04)
 
 
-def test_three_hundred_jobs_are_replayed_in_a_tenth_of_a_second():
+def test_three_hundred_jobs_are_replayed_in_a_tenth_of_a_second_of_one_core():
     jobs = Workload(load(PHILLY), Drawing())
-    best_s = min(
-        run(jobs, make(name, Setting(world=World()))).elapsed_s
-        for name in ("rollmux-static", "rollmux-paper")
-        for _ in range(3)
-    )
-    assert best_s <= 0.1
+    spent_s = []
+    for name in ("rollmux-static", "rollmux-paper") * 3:
+        policy = make(name, Setting(world=World()))
+        began = time.process_time()  # others may want the core, too
+        run(jobs, policy)
+        spent_s.append(time.process_time() - began)
+    assert min(spent_s) <= 0.1

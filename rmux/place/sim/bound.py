@@ -25,7 +25,10 @@ from rmux.place.sim.world import ROOMY_BYTES
 SOLVE_S = 2.0
 """Longest time for one set of jobs; beyond, its cheapest division counts as not known."""
 BUDGET_S = 120.0
-"""Longest time for all of a replay; the moments that are left get a bound by volume."""
+"""Most time of one core for all of a replay; what is left after that gets a bound by volume."""
+
+_Event = tuple[float, bool, JobId]
+"""When, whether the job starts or ends, and which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +58,24 @@ class Bounder:
         self.setting, self.solve_s, self.budget_s = setting, solve_s, budget_s
         self._items = {job.id: Item.of(job.id, job.spec, job.profile) for job in jobs}
         self._volumes = {job: self._volume_usd_per_h(item) for job, item in self._items.items()}
+        self._bounds: dict[tuple[_Event, ...], Bound] = {}
         self._solved: dict[frozenset[JobId], Packing] = {}
 
     def of(self, replay: Replay) -> Bound:
-        began = time.perf_counter()
-        events = [(one.started_s, True, one.job_id) for one in replay.outcomes]
+        """Of jobs that come and go at the same instants as before: what was found before."""
+        events: list[_Event] = [(one.started_s, True, one.job_id) for one in replay.outcomes]
         events += [(one.ended_s, False, one.job_id) for one in replay.outcomes]
         events.sort()
+        known = tuple(events)
+        if known not in self._bounds:
+            self._bounds[known] = self._bound(known, replay.span_s)
+        return self._bounds[known]
+
+    def _bound(self, events: tuple[_Event, ...], span_s: float) -> Bound:
+        began, spent_s = time.perf_counter(), time.process_time()
         columns: Columns | None = self._columns()
         running: set[JobId] = set()
-        until = began + self.budget_s
+        until_s = spent_s + self.budget_s
         opt_usd = lp_usd = since_s = 0.0
         proven = True
         for at_s, starts, job_id in events:
@@ -76,13 +87,13 @@ class Bounder:
                 proven = proven and found.proven
             since_s = at_s
             (running.add if starts else running.remove)(job_id)
-            if columns is not None and time.perf_counter() > until:
+            if columns is not None and time.process_time() > until_s:
                 columns = None
             if columns is not None and starts:
                 columns.add(self._items[job_id])
             elif columns is not None:
                 columns.remove(job_id)
-        hours = replay.span_s / 3600
+        hours = span_s / 3600
         return Bound(
             opt_usd_per_h=opt_usd / hours if math.isfinite(opt_usd) else None,
             proven=proven,

@@ -101,3 +101,13 @@ def test_sets_of_jobs_that_come_back_are_solved_once(monkeypatch):
     once = len(solved)
     run(load(PHILLY, window="0:20"), ["rollmux-static", "rollmux-paper"], Study())
     assert len(solved) == 2 * once
+
+
+def test_time_that_runs_out_leaves_a_bound_by_volume():
+    jobs = Workload(load(PHILLY, window="0:30"), Drawing())
+    setting = Setting(world=World())
+    done = replay(jobs, make("rollmux-static", setting), world=World())
+    exact = Bounder(jobs, setting).of(done)
+    short = Bounder(jobs, setting, budget_s=0.0).of(done)
+    assert (short.opt_usd_per_h, short.proven) == (None, False)
+    assert 0 < short.lp_usd_per_h <= exact.lp_usd_per_h

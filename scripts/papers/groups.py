@@ -108,7 +108,7 @@ def migration(seed: int) -> Figures:
                 found = engine.run(
                     [group],
                     engine.Options(
-                        iterations=40,
+                        iterations=16,
                         leave=False,
                         durations=PerJob(Fixed(), sources),
                         seed=seed,

@@ -201,13 +201,9 @@ SETTINGS = Study(
             f"price {ratio}": Line(what=f"train GPU {ratio} × the price of a rollout GPU")
             for ratio in range(1, 6)
         },
-        "fixed rollmux-static wait": Line(
-            what="150 jobs, pools 8:6, rmux: mean wait", unit="h"
-        ),
+        "fixed rollmux-static wait": Line(what="150 jobs, pools 8:6, rmux: mean wait", unit="h"),
         "fixed solo wait": Line(what="150 jobs, pools 8:6, Solo-D: mean wait", unit="h"),
-        "fixed rollmux-static jct": Line(
-            what="150 jobs, pools 8:6, rmux: mean JCT", unit="h"
-        ),
+        "fixed rollmux-static jct": Line(what="150 jobs, pools 8:6, rmux: mean JCT", unit="h"),
         "fixed solo jct": Line(what="150 jobs, pools 8:6, Solo-D: mean JCT", unit="h"),
         "tenants least": Line(what="two Philly clusters as tenants: who gains least"),
         "tenants most": Line(what="two Philly clusters as tenants: who gains most"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import timeit
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -237,17 +236,6 @@ def test_the_search_ends_at_the_first_order_that_reaches_a_lower_bound(monkeypat
     loops.append(loop("e", 50, 1, [1, 2, 3, 4]))
     assert period_of(loops).period_s == 250
     assert tried == [(0, 1, 2, 3, 4)]
-
-
-def test_the_period_of_equal_or_disjoint_sets_costs_microseconds():
-    devices = [frozenset(DeviceId(NodeId(f"r{n}"), i) for i in range(16)) for n in range(2)]
-    loops = [
-        replace(loop(f"j{i}", 10 + i, 5, [0], 3), rollout=devices[i % 2], train=devices[0])
-        for i in range(5)
-    ]
-    period_of(loops)
-    fastest_s = min(timeit.repeat(lambda: period_of(loops), number=50, repeat=20)) / 50
-    assert fastest_s < 100e-6
 
 
 def test_large_groups_start_from_the_given_order_and_improve_it():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -254,17 +252,3 @@ def test_a_group_takes_no_more_members_than_it_may():
     ]
     assert costs == sorted(costs)
     assert costs[2] == pytest.approx(6 * 57.04)
-
-
-def test_three_hundred_jobs_are_replayed_in_a_tenth_of_a_second_of_one_core():
-    jobs = Workload(load(PHILLY), Drawing())
-    spent_s = []
-    gc.collect()
-    gc.freeze()  # what the test run has made is not the replay's to look through
-    for name in ("rollmux-static", "rollmux-paper") * 4:
-        policy = make(name, Setting(world=World()))
-        began = time.process_time()  # others may want the core, too
-        run(jobs, policy)
-        spent_s.append(time.process_time() - began)
-    gc.unfreeze()
-    assert min(spent_s) <= 0.1

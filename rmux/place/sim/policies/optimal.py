@@ -27,8 +27,8 @@ from rmux.place.sim.policies.base import Standing
 from rmux.place.sim.policies.tally import Holding, Tally
 from rmux.place.sim.world import ROOMY_BYTES, World
 
-SOLVE_S = 20.0
-"""Longest time for the jobs of one event."""
+SOLVE_S = 60.0
+"""Longest time for the jobs of one event: hard sets of 60 jobs take tens of seconds, most under 2."""
 _EQUAL_USD = 1e-6
 
 

@@ -28,7 +28,7 @@ from rmux.place.sim.policies.tally import Holding, Tally
 from rmux.place.sim.world import ROOMY_BYTES, World
 
 SOLVE_S = 60.0
-"""Longest time for the jobs of one event: hard sets of 60 jobs take tens of seconds, most under 2."""
+"""Longest time for the jobs of one event: hard sets of 60 take tens of seconds, most under 2."""
 _EQUAL_USD = 1e-6
 
 

@@ -66,6 +66,8 @@ class Columns:
     prices: Prices
     max_members: int = 5
     margin: float = 0.0
+    most: int = MOST_COLUMNS
+    """Feasible groups that are listed; beyond, none are."""
     degrees: tuple[int, ...] = ()
     """Train nodes that groups may have, for jobs that can take another degree than they ask for."""
     _items: dict[JobId, Item] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Columns:
             return
         for degree in sorted({item.train_nodes, *self.degrees}):
             self._add_at(item, degree)
-        if len(self._columns) > MOST_COLUMNS:
+        if len(self._columns) > self.most:
             self._overflown = True
             self._columns.clear()
 
@@ -108,6 +110,14 @@ class Columns:
 
     def items(self) -> Mapping[JobId, Item]:
         return self._items
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def overflown(self) -> bool:
+        """Whether there are too many to be listed."""
+        return self._overflown
 
     def on_degree(self, job_id: JobId, train_nodes: int) -> Item:
         """The job as it is in a column of so many train nodes."""
@@ -257,11 +267,13 @@ def partition(
     *,
     at_most_once: Sequence[str | None] = (),
     time_limit_s: float = 10.0,
+    gap: float = 0.0,
 ) -> Partition:
     """The cheapest sets that hold every element exactly once, by HiGHS.
 
     `at_most_once` may label sets; of those with the same label at most one is chosen. The bound is
-    that of the linear relaxation. InternalError when there is no such choice.
+    that of the linear relaxation. A choice within `gap` of the cheapest, as a fraction, will do.
+    InternalError when there is no such choice, or none was found in time.
     """
     import highspy
     import numpy as np
@@ -307,7 +319,7 @@ def partition(
         np.arange(len(sets), dtype=np.int32),
         np.full(len(sets), int(highspy.HighsVarType.kInteger), dtype=np.uint8),
     )
-    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.setOptionValue("mip_rel_gap", gap)
     solver.run()
     values = np.asarray(solver.getSolution().col_value)
     chosen = tuple(int(index) for index in np.nonzero(values > 0.5)[0])

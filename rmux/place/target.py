@@ -8,15 +8,22 @@ price of a move is spread over the payback time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rmux.cluster import PoolKind
+from rmux.errors import InternalError
 from rmux.group import CoExecGroup, Member, nodes_of
 from rmux.ids import GroupId, JobId, NodeId, PoolName
 from rmux.place.index import Index
 from rmux.place.nodes_needed import Item, Nodes, on_fewest_nodes
 from rmux.place.packing import Column, Columns, Prices, partition, shared_limit_s
+
+MOST_COLUMNS = 4000
+"""Feasible groups that are chosen from at once."""
+SOLVE_S = 2.0
+GAP = 0.002
+"""Of the price: a division this close to the cheapest will do."""
 
 PriceOfMove = Callable[[Member], float | None]
 """USD; None for a job that stays."""
@@ -40,52 +47,106 @@ class Targets:
     """Keeps the feasible groups of the jobs it has seen. For whole nodes of one pair of pools."""
 
     def __init__(self, index: Index, *, most_jobs: int) -> None:
-        self.most_jobs = most_jobs
+        self.most_jobs = self._most_jobs = most_jobs
         self._columns: Columns | None = None
         self._seen: dict[JobId, Item] = {}
+        self._calls = 0
 
     def cheapest(
         self, index: Index, *, price_usd: PriceOfMove, payback_s: float
     ) -> tuple[Target, ...] | None:
-        """The cheapest division; None where only single moves can be looked for: too many jobs,
-        jobs on parts of nodes, links to keep, several pools."""
+        """The cheapest division; None where only single moves can be looked for: jobs on parts of
+        nodes, links to keep, several pools.
+
+        Where there are too many jobs, or too many ways to group them, it is that of some groups,
+        others from one call to the next; the rest stays as it is.
+        """
         groups = index.groups()
-        members = [member for group in groups for member in group.members]
         prices = _prices(index, groups)
-        if len(members) > self.most_jobs or prices is None:
+        if prices is None:
             return None
-        columns = self._current(index, members, prices)
-        found = _Search(columns, groups, price_usd, payback_s / 3600)
+        most = self.most_jobs
+        while True:
+            some = groups if _count(groups) <= most else self._some(index, groups, most)
+            columns = self._columns_of(index, some, prices, keep=some is groups)
+            if not columns.overflown:
+                break
+            if some is groups:
+                self._columns = None
+                self.most_jobs = _count(groups) - 1  # as many would be too many again
+            most = _count(some) * 3 // 4
+        # Fewer jobs, or others, may be listed again.
+        self.most_jobs = min(self.most_jobs + (some is not groups), self._most_jobs)
+        self._calls += 1
+        if len(some) < 2:
+            return ()
+        found = _Search(columns, some, price_usd, payback_s / 3600)
         choices = list(found.choices())
-        chosen = partition(
-            [choice.jobs for choice in choices],
-            [choice.usd_per_h for choice in choices],
-            at_most_once=[choice.home for choice in choices],
-        )
+        try:
+            chosen = partition(
+                [choice.jobs for choice in choices],
+                [choice.usd_per_h for choice in choices],
+                at_most_once=[choice.home for choice in choices],
+                time_limit_s=SOLVE_S,
+                gap=GAP,
+            )
+        except InternalError:
+            return ()  # not in time: everybody stays
         return tuple(found.with_nodes(choices[number]) for number in chosen.chosen)
 
-    def _current(self, index: Index, members: list[Member], prices: Prices) -> Columns:
+    def _some(
+        self, index: Index, groups: tuple[CoExecGroup, ...], most: int
+    ) -> tuple[CoExecGroup, ...]:
+        """Those with the fewest jobs for their price, which are the ones to be dissolved, beside as
+        many jobs of others, in turn."""
+        known = index.known
+        by_price = sorted(
+            groups, key=lambda group: (len(group.members) / known.usd_per_h(group.nodes), group.id)
+        )
+        start = self._calls % len(groups)
+        others = [*groups[start:], *groups[:start]]
+        chosen: dict[GroupId, CoExecGroup] = {}
+        for candidates, room in ((by_price, most // 2), (others, most)):
+            for group in candidates:
+                if _count(chosen.values()) + len(group.members) > room:
+                    break
+                chosen[group.id] = group
+        return tuple(chosen.values())
+
+    def _columns_of(
+        self, index: Index, groups: tuple[CoExecGroup, ...], prices: Prices, *, keep: bool
+    ) -> Columns:
+        """Of the jobs in these groups; those of all groups are kept for the next call."""
         policy = index.policy
-        columns = self._columns
-        now = {member.job_id: Item.of_member(member) for member in members}
-        degrees = {item.train_nodes for item in now.values()}
+        items = {m.job_id: Item.of_member(m) for group in groups for m in group.members}
+        degrees = {item.train_nodes for item in items.values()}
+        columns, seen = (self._columns, self._seen) if keep else (None, {})
         if columns is None or columns.prices != prices or not degrees <= set(columns.degrees):
             columns = Columns(
                 prices,
                 max_members=policy.max_members or 5,
                 margin=policy.margin,
+                most=MOST_COLUMNS,
                 degrees=tuple(sorted(degrees)),
             )
-            self._columns, self._seen = columns, {}
-        for job_id, item in tuple(self._seen.items()):
-            if now.get(job_id) != item:
+            seen = {}
+        for job_id, item in tuple(seen.items()):
+            if items.get(job_id) != item:
                 columns.remove(job_id)
-                del self._seen[job_id]
-        for job_id, item in now.items():
-            if job_id not in self._seen:
+                del seen[job_id]
+        for job_id, item in items.items():
+            if job_id not in seen:
                 columns.add(item)
-                self._seen[job_id] = item
+                seen[job_id] = item
+                if columns.overflown:
+                    break
+        if keep:
+            self._columns, self._seen = columns, seen
         return columns
+
+
+def _count(groups: Iterable[CoExecGroup]) -> int:
+    return sum(len(group.members) for group in groups)
 
 
 class _Search:

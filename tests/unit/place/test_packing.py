@@ -203,9 +203,8 @@ def test_the_bound_by_volume_is_below_the_cheapest_division():
         assert 0 < columns.volume_usd_per_h() <= columns.solve().usd_per_h + 1e-6
 
 
-def test_more_groups_than_can_be_listed_leave_a_bound_and_say_so(monkeypatch):
-    monkeypatch.setattr("rmux.place.packing.MOST_COLUMNS", 20)
-    columns = Columns(PRICES)
+def test_more_groups_than_can_be_listed_leave_a_bound_and_say_so():
+    columns = Columns(PRICES, most=20)
     items = [item(f"j{number}", 10, 10, slo=9) for number in range(8)]
     for one in items:
         columns.add(one)

@@ -219,15 +219,21 @@ def test_what_is_proposed_can_be_done_keeps_promises_and_saves_what_it_says(lab,
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_many_jobs_are_moved_one_group_at_a_time(lab, seed, monkeypatch):
-    monkeypatch.setattr("rmux.place.rebalance.EXACT_UP_TO", 3)
+@pytest.mark.parametrize(("most_jobs", "most_columns"), [(4, 4000), (40, 12)])
+def test_many_jobs_are_moved_some_groups_at_a_time(lab, seed, most_jobs, most_columns, monkeypatch):
+    """By too many jobs, or by too many groups that they could form."""
     state = drawn(lab, random.Random(seed), 8)
-    found = propose(state)
-    assert found.moves
-    index = carried_out(state, found)
-    assert index.usd_per_h() == pytest.approx(found.usd_per_h_after)
-    assert found.usd_per_h_after < found.usd_per_h_before
-    assert promises_kept(index)
+    best = propose(state).usd_per_h_after
+    monkeypatch.setattr("rmux.place.target.MOST_COLUMNS", most_columns)
+    index = Index.of(state)
+    targets = Targets(index, most_jobs=most_jobs)
+    for _ in range(12):
+        found = propose(index, targets=targets)
+        index = carried_out(index.state(), found)
+        assert index.usd_per_h() == pytest.approx(found.usd_per_h_after)
+        assert promises_kept(index)
+    assert index.usd_per_h() < 40
+    assert best <= index.usd_per_h() <= 1.3 * best
 
 
 def test_what_is_known_of_jobs_is_kept_from_one_call_to_the_next(lab):

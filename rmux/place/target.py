@@ -19,10 +19,10 @@ from rmux.place.index import Index
 from rmux.place.nodes_needed import Item, Nodes, on_fewest_nodes
 from rmux.place.packing import Column, Columns, Prices, partition, shared_limit_s
 
-MOST_COLUMNS = 4000
+MOST_COLUMNS = 1500
 """Feasible groups that are chosen from at once."""
-SOLVE_S = 2.0
-GAP = 0.002
+SOLVE_S = 0.5
+GAP = 0.005
 """Of the price: a division this close to the cheapest will do."""
 
 PriceOfMove = Callable[[Member], float | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +22,9 @@ from rmux.ids import GroupId, JobId, NodeId, PoolName, ProfileId
 from rmux.job import Engine, Job, JobSpec, JobState, Phase
 from rmux.store import events, groups, jobs, leases, pools, profiles, requests
 from rmux.store.engine import Conn, Store
+
+# A run that a shell puts into the background ignores Ctrl-C, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 

@@ -69,6 +69,8 @@ class Supervisor:
                     self._serve()
                 except DeadlineError as error:
                     late = error
+                    # It has been heard; the group is stopped in order now.
+                    signal.setitimer(signal.ITIMER_REAL, 0)
                     self._say(f"{error.message}: stopping group {self._plan.group}")
                 self._stop()
             except _KillError:

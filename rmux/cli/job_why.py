@@ -19,6 +19,7 @@ from rmux.cli.documents_jobs import (
 from rmux.cli.progress import read_pace
 from rmux.clock import SystemClock, boot_id
 from rmux.events import EventType
+from rmux.group import solo_s
 from rmux.job import Job, JobState
 
 if TYPE_CHECKING:
@@ -118,9 +119,10 @@ def _pending(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
     facts = []
     if job.profile_id is not None:
         profile = profiles.get(conn, job.profile_id)
+        alone_s = solo_s(profile, max_staleness=job.spec.max_staleness)
         facts.append(
             f"needs   {job.spec.rollout.devices} rollout + {job.spec.train.devices} train devices, "
-            f"slowdown ≤ {job.spec.slo:.2f} of {profile.solo_s:.4g} s alone ({profile.source})"
+            f"slowdown ≤ {job.spec.slo:.2f} of {alone_s:.4g} s alone ({profile.source})"
         )
     free = state.load(conn)
     for pool in cluster.pools:

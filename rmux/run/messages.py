@@ -50,6 +50,8 @@ class DriverOrder:
     that is not listed any more is over: its gates clear away what it left."""
     home: str
     """The node whose runner starts and stops the driver: the job's first train node."""
+    fence: str = ""
+    """Why the attempt is to be killed at once, where a gate found it past its bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,8 @@ class DeviceReport:
     phase: str = ""
     proof_s: float = 0.0
     """How long the proof took, seconds."""
+    overdue: str = ""
+    """What it held for longer than its bound and the grace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

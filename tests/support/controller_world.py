@@ -60,6 +60,8 @@ class SimDriver:
         self.desired = "run"
         self.sleeps = False
         """It stays for ever in what comes after train and holds no device."""
+        self.hangs = False
+        """It never gives back what it holds."""
 
     def emit(self, kind: EventType, *, device: str | None = None, **data) -> None:
         self.event_n += 1
@@ -109,7 +111,7 @@ class SimDriver:
                         seq=grant.seq,
                     )
         for device, (order, until_s) in list(self.using.items()):
-            if now_s >= until_s and not self.world.hangs:
+            if now_s >= until_s and not self.hangs:
                 del self.using[device]
                 self._use(device, order, "parked")
         if not self.using and not self.todo:
@@ -158,7 +160,6 @@ class World:
         self.samples, self.iterations, self.phase_s = samples, iterations, phase_s
         self.clock = ManualClock()
         self.hub = MemoryHub()
-        self.hangs = False
         self.members = {f"j-{name}": self._member(f"j-{name}") for name in jobs}
         self.desired = "run"
         self.turns: tuple[JobId, ...] = ()
@@ -239,6 +240,8 @@ class World:
                 known = SimDriver(self, order.job, order.attempt, finished=finished)
                 self.drivers[order.job] = known
             known.desired = order.desired
+            if order.fence:
+                known.state, known.error = "failed", order.fence
         for driver in self.drivers.values():
             driver.tick()
             report = DriverReport(
@@ -259,7 +262,7 @@ class World:
             node=node,
             runner=outbox.source,
             epoch=self.gates[node].epoch,
-            devices=self.gates[node].reports(),
+            devices=self.gates[node].reports(now_s=self.clock.now_s()),
             drivers=tuple(driver.status for driver in self.drivers.values()),
             events=(*outbox.events, *(event for driver in drivers for event in driver.events)),
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rmux.errors import InternalError
 from rmux.ids import JobId
 from rmux.place.nodes_needed import Item
-from rmux.place.packing import Columns, Packing, Prices
+from rmux.place.packing import MOST_COLUMNS, Columns, Packing, Prices
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.policies.catalogue import Setting
 from rmux.place.sim.replay import Replay
@@ -54,8 +54,10 @@ class Bounder:
         *,
         solve_s: float = SOLVE_S,
         budget_s: float = BUDGET_S,
+        most_columns: int = MOST_COLUMNS,
     ) -> None:
         self.setting, self.solve_s, self.budget_s = setting, solve_s, budget_s
+        self.most_columns = most_columns
         self._items = {job.id: Item.of(job.id, job.spec, job.profile) for job in jobs}
         self._volumes = {job: self._volume_usd_per_h(item) for job, item in self._items.items()}
         self._bounds: dict[tuple[_Event, ...], Bound] = {}
@@ -112,6 +114,7 @@ class Bounder:
             ),
             max_members=self.setting.max_members,
             margin=self.setting.margin,
+            most=self.most_columns,
             degrees=tuple(sorted({item.train_nodes for item in self._items.values()})),
         )
 

@@ -130,7 +130,7 @@ def _follow_driver(turn: Turn, run: Run) -> None:
 def _put_back(turn: Turn, run: Run) -> None:
     """Placed again, to be resumed at its last finished iteration by whoever comes next."""
     run = turn.change(run, ordered=False, status=None, attempt=run.attempt + int(run.ordered))
-    run = turn.change(run, due_s=float("inf"), after_write=turn.batch_n, in_init=False)
+    run = turn.change(run, due_s=float("inf"), after_write=turn.batch_n, in_init=False, fence="")
     turn.set_job_state(run, JobState.PLACED)
     columns = (("attempt", run.attempt), ("phase", None), ("phase_state", ""))
     turn.write(UpdateJob(job_id=run.job_id, columns=columns))
@@ -162,6 +162,7 @@ def _fail(turn: Turn, run: Run, error: str) -> None:
         # The next attempt reads its last finished iteration from the store.
         after_write=turn.batch_n,
         in_init=False,
+        fence="",
         due_s=float("inf"),
     )
     columns = (("attempt", run.attempt), ("phase", None), ("phase_state", ""))

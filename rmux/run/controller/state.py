@@ -102,6 +102,8 @@ class Run:
     """Where this attempt runs."""
     in_init: bool = False
     """Init was the last phase granted."""
+    fence: str = ""
+    """Why this attempt is to be killed."""
     rewarded: bool = False
     ending: tuple[JobState, Reason, str] | None = None
     """How it ended; written once its devices are released."""

@@ -129,6 +129,10 @@ def _note_memory(turn: Turn, node: NodeId, resident_bytes: int) -> None:
 def _take_device(turn: Turn, report: DeviceReport) -> None:
     device = DeviceId.parse(report.device)
     turn.seqs[device] = max(report.seq, turn.seqs.get(device, 0))
+    run = turn.runs.get(JobId(report.job)) if report.overdue else None
+    if run is not None and run.attempt == report.attempt and not run.fence:
+        # Its driver may live on another node: that node's runner kills it.
+        turn.change(run, fence=report.overdue)
     grant = turn.held.get(device)
     if grant is None:
         if not turn.state.ready and report.state in ("granted", "running"):
@@ -345,6 +349,7 @@ def _orders(turn: Turn, node: NodeId) -> list[DriverOrder]:
             attempt=run.attempt,
             desired=members.desired(turn, run),
             home=run.home,
+            fence=run.fence,
         )
         for run in turn.runs.values()
         if members.is_running(run) and node in run.gates

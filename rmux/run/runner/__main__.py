@@ -32,6 +32,8 @@ from rmux.store.engine import Store
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+_CLEAR_GRACES = 3
+"""After so many graces a device is cleared here, whatever the runner of the driver's home does."""
 _STOP = object()
 
 
@@ -174,9 +176,14 @@ class Runner:
 
     def _end_attempts(self, now_s: float) -> None:
         """Clear away attempts that are over, and fence those that hold on for too long."""
-        for key, grant in self._gate.overdue(now_s=now_s).items():
-            why = f"{grant.phase} held {grant.device} for more than {grant.bound_s:g} s"
+        overdue = self._gate.overdue(now_s=now_s)
+        for order in self._gate.orders.values():
+            if order.fence:
+                overdue.setdefault((order.job, order.attempt), order.fence)
+        for key, why in overdue.items():
             self._drivers.fence(key, why=why)
+        # The runner of its home kills a driver; this one steps in where that does not happen.
+        for key in self._gate.overdue(now_s=now_s, graces=_CLEAR_GRACES):
             if key[0] not in self._drivers.known:
                 self._clear(key)
         if not self._heard:
@@ -265,7 +272,7 @@ class Runner:
             node=self._node,
             runner=self._id,
             epoch=self._gate.epoch,
-            devices=self._gate.reports(),
+            devices=self._gate.reports(now_s=now_s),
             drivers=self._drivers.statuses(),
             events=(*self._outbox.events, *driver_events),
             resident_bytes=self._resident_bytes,

@@ -189,15 +189,16 @@ class Gate:
         }
         return held - listed - self._over
 
-    def overdue(self, *, now_s: float) -> dict[Attempt, Grant]:
-        """Attempts that hold a device longer than their bound and the grace."""
+    def overdue(self, *, now_s: float, graces: int = 1) -> dict[Attempt, str]:
+        """What attempts hold for longer than their bound and so many graces, in words."""
         found = {}
         for position in self.positions.values():
             grant = position.grant
             if grant is None or position.is_free:
                 continue
-            if now_s - position.since_s > grant.bound_s + self._fence_grace_s:
-                found[grant.job, grant.attempt] = grant
+            if now_s - position.since_s > grant.bound_s + graces * self._fence_grace_s:
+                held = f"{grant.phase} held {grant.device} for more than {grant.bound_s:g} s"
+                found[grant.job, grant.attempt] = held
         return found
 
     def passed_on(self, job: str, attempt: int) -> tuple[Grant, ...]:
@@ -210,8 +211,11 @@ class Gate:
             and (position.grant.job, position.grant.attempt) == (job, attempt)
         )
 
-    def reports(self) -> tuple[DeviceReport, ...]:
-        return tuple(_report(device, self.positions[device]) for device in sorted(self.positions))
+    def reports(self, *, now_s: float) -> tuple[DeviceReport, ...]:
+        overdue = self.overdue(now_s=now_s)
+        return tuple(
+            _report(device, self.positions[device], overdue) for device in sorted(self.positions)
+        )
 
     def _refuse(
         self, what: str, order: tuple[int, int], *, reason: str, grant: Grant | None = None
@@ -237,7 +241,7 @@ class Gate:
         )
 
 
-def _report(device: str, position: Position) -> DeviceReport:
+def _report(device: str, position: Position, overdue: Mapping[Attempt, str]) -> DeviceReport:
     grant = position.grant
     if grant is None:
         return DeviceReport(device=device, epoch=0, seq=0, state="idle")
@@ -252,4 +256,5 @@ def _report(device: str, position: Position) -> DeviceReport:
         iteration=grant.iteration,
         phase=grant.phase,
         proof_s=position.proof_s,
+        overdue="" if position.is_free else overdue.get((grant.job, grant.attempt), ""),
     )

@@ -141,6 +141,26 @@ def test_what_died_with_everybody_is_journaled_as_found_idle_before_anything_new
     assert {event.device for event in found} == {grant.device for grant in world.open_grants}
 
 
+@pytest.mark.parametrize("device", ["r0/0", "t0/0"])
+def test_a_driver_past_its_bound_is_fenced_at_its_home_whichever_node_it_holds(samples, device):
+    world = World(samples, iterations=8, fence_floor_s=1.0, fence_factor=0.0)
+    world.run(1.0)
+    driver = world.drivers["j-a"]
+    world.run(5, until=lambda: device in driver.using)
+    driver.hangs = True
+    world.run(30)
+    (lost,) = (
+        event
+        for event in world.events
+        if event.type is EventType.JOB_STATE and event.data["state"] == JobState.LOST
+    )
+    assert lost.job_id == "j-a"
+    assert lost.data["error"].endswith(f"held {device} for more than 1 s")
+    assert world.drivers["j-a"].attempt == 2
+    assert world.finish == "every member ended"
+    assert check(world.events) == []
+
+
 def test_a_dead_driver_is_started_again_and_the_others_do_not_wait(samples):
     world = World(samples, iterations=8)
     world.run(1.0)

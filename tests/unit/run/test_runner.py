@@ -69,7 +69,7 @@ def gate(told) -> Gate:
 
 
 def state(gate: Gate) -> tuple[str, int]:
-    found = gate.reports()[0]
+    found = gate.reports(now_s=0)[0]
     return found.state, found.seq
 
 
@@ -85,7 +85,7 @@ def test_a_grant_goes_through_its_life_once(gate, told):
     assert gate.to_prove()[DEVICE].pids == (7,)
     gate.prove(DEVICE, order=(1, 1), now_s=2.5)
     assert state(gate) == ("released", 1)
-    assert gate.reports()[0].proof_s == 0.5
+    assert gate.reports(now_s=0)[0].proof_s == 0.5
     ((kind, data),) = told.events
     assert kind is EventType.RELEASED
     assert data == {"epoch": 1, "seq": 1, "attempt": 1, "proof_s": 0.5, "granted_s": 0}
@@ -174,7 +174,11 @@ def test_an_attempt_the_controller_no_longer_lists_is_a_stray(gate):
 def test_a_phase_past_its_bound_and_grace_is_overdue(gate):
     gate.take_grants(grants(grant(1)), now_s=0)
     assert gate.overdue(now_s=5 + FENCE_GRACE_S) == {}
-    assert gate.overdue(now_s=5.1 + FENCE_GRACE_S) == {("a", 1): grant(1)}
+    held = f"{grant(1).phase} held {grant(1).device} for more than 5 s"
+    assert gate.overdue(now_s=5.1 + FENCE_GRACE_S) == {("a", 1): held}
+    assert gate.overdue(now_s=5.1 + FENCE_GRACE_S, graces=2) == {}
+    assert gate.reports(now_s=5.1 + FENCE_GRACE_S)[0].overdue == held
+    assert gate.reports(now_s=5)[0].overdue == ""
 
 
 def test_a_gate_without_memory_learns_from_its_drivers(gate):
@@ -272,7 +276,7 @@ def test_a_file_that_is_no_use_counts_as_none(tmp_path, text):
 def test_a_restarted_gate_still_refuses_what_it_refused_before(told):
     gate = Gate([DEVICE], emit=told, epoch=3, positions={DEVICE: Position(grant=grant(8, epoch=3))})
     gate.take_grants(grants(grant(7, epoch=3), epoch=3), now_s=0)
-    assert gate.reports()[0].seq == 8
+    assert gate.reports(now_s=0)[0].seq == 8
     assert not gate.take_grants(grants(epoch=2), now_s=0)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from rmux.errors import InfeasibleError, InternalError
 from rmux.ids import JobId
 from rmux.place.nodes_needed import Item, on_fewest_nodes
-from rmux.place.packing import Column, Columns, Packing, Prices, shared_limit_s
+from rmux.place.packing import MOST_COLUMNS, Column, Columns, Packing, Prices, shared_limit_s
 from rmux.place.period import period_of
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.policies.base import Standing
@@ -41,6 +41,7 @@ class Optimal:
         margin: float = 0.0,
         priced: bool = False,
         solve_s: float = SOLVE_S,
+        most_columns: int = MOST_COLUMNS,
     ) -> None:
         """InfeasibleError for pools of fixed size."""
         if not world.is_elastic:
@@ -59,6 +60,7 @@ class Optimal:
             ),
             max_members=max_members,
             margin=margin,
+            most=most_columns,
         )
         self._chosen: dict[Column, Holding] = {}
         self._cold_s: dict[JobId, float] = {}
@@ -93,7 +95,11 @@ class Optimal:
             # Groups of this degree are open to the jobs that are there, too.
             degrees = tuple(sorted({item.train_nodes, *known.degrees}))
             self._columns = Columns(
-                known.prices, max_members=known.max_members, margin=known.margin, degrees=degrees
+                known.prices,
+                max_members=known.max_members,
+                margin=known.margin,
+                most=known.most,
+                degrees=degrees,
             )
             for one in known.items().values():
                 self._columns.add(one)

@@ -81,12 +81,11 @@ def test_no_policy_that_keeps_its_promises_is_cheaper_and_all_share_one_bound():
         assert bound.lp_usd_per_h <= bound.opt_usd_per_h <= cost
 
 
-def test_what_is_not_found_in_time_is_not_told_and_a_bound_is(monkeypatch):
-    monkeypatch.setattr("rmux.place.packing.MOST_COLUMNS", 5)
+def test_what_is_not_found_in_time_is_not_told_and_a_bound_is():
     jobs = Workload(load(PHILLY, window="0:20"), Drawing())
     setting = Setting(world=World())
     done = replay(jobs, make("rollmux-static", setting), world=World())
-    found = Bounder(jobs, setting).of(done)
+    found = Bounder(jobs, setting, most_columns=5).of(done)
     assert (found.opt_usd_per_h, found.proven) == (None, False)
     assert 0 < found.lp_usd_per_h < done.usd_per_h
 

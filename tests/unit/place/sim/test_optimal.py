@@ -98,9 +98,8 @@ def test_pools_of_fixed_size_are_refused():
         make("optimal", Setting(world=World(rollout_nodes=3, train_nodes=3)))
 
 
-def test_more_groups_than_are_listed_is_an_error(monkeypatch):
-    monkeypatch.setattr(packing, "MOST_COLUMNS", 100)
-    policy = Optimal(World(), max_members=0)
+def test_more_groups_than_are_listed_is_an_error():
+    policy = Optimal(World(), max_members=0, most_columns=100)
     # Any of them may share: 2^8 groups.
     jobs = [job(f"j{index}", (1.0, 1.0), slo=1000.0) for index in range(8)]
     with pytest.raises(InfeasibleError, match="best packing of 8 jobs"):

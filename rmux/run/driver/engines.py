@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,23 +36,49 @@ class DriverConfig:
     """Nodes whose runners speak with this driver."""
 
 
+class Exactness(StrEnum):
+    """What a response that ran in several parts, on one worker after another, is worth."""
+
+    EXACT = "exact"
+    """Token for token what one worker would have sampled."""
+    SAME_DISTRIBUTION = "same-distribution"
+    """Drawn from the same distribution, with other random numbers after a seam."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 256
+    min_tokens: int = 0
+    """No end of sequence before so many."""
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One sampled response: `logprobs[i]` is the log-probability of `tokens[i]` when sampled."""
+    """One sampled response: `logprobs[i]` is the log-probability of `tokens[i]` when sampled.
+
+    One of several turns holds what its environment said between them: such tokens were not sampled,
+    their log-probability is 0 and `mask` is False there.
+    """
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     weight_version: int
     finish_reason: str
+    exactness: Exactness = Exactness.EXACT
+    mask: tuple[bool, ...] = ()
+    """Which tokens were sampled; empty for all."""
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(self.mask) if self.mask else len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,8 +107,65 @@ class SyncReport:
     checksum: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A response that is not finished."""
+
+    key: int
+    device: DeviceId
+    """Whose worker samples it, or has it waiting."""
+    prompt_tokens: int
+    tokens: int
+    """Booked so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedLength:
+    """A response that ended."""
+
+    tokens: int
+    at_limit: bool
+    """It ran to its `max_tokens`: it might have been longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveReport:
+    """What it took to take requests away from workers."""
+
+    requests: int = 0
+    """Unfinished ones that go on elsewhere."""
+    tokens_carried: int = 0
+    """Of their responses so far; no token is sampled twice."""
+    tokens_recomputed: int = 0
+    """Of their prompts and responses so far: no cache moves, so the new workers prefill them."""
+    exact: int = 0
+    """Requests that go on token for token as they would have."""
+    seconds: float = 0.0
+
+
 Progress = Callable[[Mapping[str, Any]], None]
 """Called during generation with {'responses_done', 'responses', 'tokens'}."""
+
+
+class Stream(Protocol):
+    """Requests one by one, in any order, until the stream is closed (it is a context manager).
+
+    One thread submits and takes; `Fleet.leave`, `join` and `in_flight` may come from others.
+    """
+
+    def __enter__(self) -> Stream: ...
+
+    def __exit__(self, *error: object) -> None:
+        """Stops what is unfinished."""
+
+    def submit(self, key: int, prompt: Sequence[int], *, sampling: Sampling, seed: int) -> None:
+        """Ask for one response; it is sent off with the next call of `next`, so that what is
+        submitted together meets the same batches each time. A key may be used again once its
+        response was taken. UserError for what no engine takes, naming the key."""
+
+    def next(self, timeout_s: float) -> tuple[int, Response] | None:
+        """The next response that is complete and its key; None after `timeout_s`, or at once when
+        nothing is in flight. BackendError when the last worker died."""
 
 
 class Fleet(Protocol):

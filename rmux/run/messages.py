@@ -102,7 +102,8 @@ class DriverStatus:
     """'starting', 'running', 'paused', 'succeeded', 'cancelled', 'failed'."""
     iteration: int = 0
     """Finished iterations."""
-    want: Want | None = None
+    wants: tuple[Want, ...] = ()
+    """One per phase; one step off-policy the next rollout may stand beside a train."""
     error: str = ""
 
 
@@ -214,6 +215,9 @@ def _fields(cls: Any) -> dict[str, Any]:
 
 
 def _build(cls: type[Any], body: dict[str, Any]) -> Any:
+    if cls is DriverStatus and "wants" not in body and body.get("want"):
+        # As it was written while there could be only one.
+        body = {**body, "wants": [body["want"]]}
     hints = _fields(typing.cast("Any", cls))
     return cls(**{key: _coerce(hints[key], value) for key, value in body.items() if key in hints})
 

@@ -140,15 +140,15 @@ class SimDriver:
 
     @property
     def status(self) -> DriverStatus:
-        want = None
+        wants: tuple[Want, ...] = ()
         if self.todo and self.state == "running":
-            want = Want(phase=self.phase, iteration=self.finished, devices=tuple(self.todo))
+            wants = (Want(phase=self.phase, iteration=self.finished, devices=tuple(self.todo)),)
         return DriverStatus(
             job=self.job,
             attempt=self.attempt,
             state=self.state,
             iteration=self.finished,
-            want=want,
+            wants=wants,
             error=self.error,
         )
 

@@ -53,12 +53,14 @@ def desired(turn: Turn, run: Run) -> str:
 
 def note_want(turn: Turn, run: Run, status: DriverStatus) -> None:
     """A first want means that the driver is up; each one shows what the job waits for."""
-    want, before = status.want, run.status.want if run.status else None
-    if want is None:
+    if not status.wants:
         return
     if run.state in (JobState.STARTING, JobState.PLACED, JobState.LOST):
         turn.set_job_state(run, JobState.RUNNING)
-    if before is None or (before.phase, before.iteration) != (want.phase, want.iteration):
+    known = {(want.phase, want.iteration) for want in (run.status.wants if run.status else ())}
+    for want in status.wants:
+        if (want.phase, want.iteration) in known:
+            continue
         columns = (("phase", want.phase), ("phase_state", "waiting"))
         turn.write(UpdateJob(job_id=run.job_id, columns=columns))
 

@@ -175,10 +175,10 @@ def _take_status(turn: Turn, node: NodeId, status: DriverStatus) -> None:
 
 
 def _still_wants(status: DriverStatus, device: DeviceId, key: tuple[int, str, int]) -> bool:
-    want = status.want
-    if want is None or (status.attempt, want.phase, want.iteration) != key:
-        return False
-    return str(device) in want.devices
+    return any(
+        (status.attempt, want.phase, want.iteration) == key and str(device) in want.devices
+        for want in status.wants
+    )
 
 
 def _take_event(turn: Turn, document: dict[str, object]) -> None:
@@ -250,9 +250,8 @@ def _grant(turn: Turn) -> None:
     absent = set()
     late = set()
     for run in turn.runs.values():
-        want = _wanted(turn, run)
-        if want is not None:
-            wants[run.job_id] = want
+        if wanted := _wanted(turn, run):
+            wants[run.job_id] = wanted
         elif not members.is_present(run):
             absent.add(run.job_id)
         elif turn.now_s > run.due_s:
@@ -264,19 +263,21 @@ def _grant(turn: Turn) -> None:
         _give(turn, turn.runs[one.job_id], one.device, one.phase, one.iteration)
 
 
-def _wanted(turn: Turn, run: Run) -> Wanted | None:
-    if not members.is_running(run) or run.status is None or run.status.want is None:
-        return None
-    want = run.status.want
-    key = (run.attempt, want.phase, want.iteration)
-    devices = tuple(
-        device
-        for device in map(DeviceId.parse, want.devices)
-        if turn.granted.get((run.job_id, device)) != key
-    )
-    if not devices:
-        return None
-    return Wanted(phase=Phase(want.phase), iteration=want.iteration, devices=devices)
+def _wanted(turn: Turn, run: Run) -> tuple[Wanted, ...]:
+    """What the job is ready for and was not granted yet, each with the devices it still lacks."""
+    if not members.is_running(run) or run.status is None:
+        return ()
+    found = []
+    for want in run.status.wants:
+        key = (run.attempt, want.phase, want.iteration)
+        devices = tuple(
+            device
+            for device in map(DeviceId.parse, want.devices)
+            if turn.granted.get((run.job_id, device)) != key
+        )
+        if devices:
+            found.append(Wanted(phase=Phase(want.phase), iteration=want.iteration, devices=devices))
+    return tuple(found)
 
 
 def _busy(turn: Turn) -> set[DeviceId]:
@@ -308,7 +309,11 @@ def _give(turn: Turn, run: Run, device: DeviceId, phase: Phase, iteration: int) 
     planned_s = _planned_s(run, phase)
     off_device_s = run.view.member.profile.off_device_s if phase is Phase.TRAIN else 0.0
     ready_s = turn.limits.late_floor_s + turn.limits.late_factor * (planned_s + off_device_s)
-    turn.change(run, in_init=phase is Phase.INIT, due_s=turn.now_s + ready_s)
+    due_s = turn.now_s + ready_s
+    if run.view.member.max_staleness and turn.now_s < run.due_s < float("inf"):
+        # The phase given before may still run: what comes after that one may take as long.
+        due_s = max(due_s, run.due_s)
+    turn.change(run, in_init=phase is Phase.INIT, due_s=due_s)
 
 
 def _planned_s(run: Run, phase: str) -> float:

@@ -126,20 +126,22 @@ class Link:
             self._touch()
 
     def want(self, phase: Phase, *, iteration: int, devices: Sequence[str]) -> None:
-        """Announce the phase that runs next; `await_grants` then waits for its devices.
+        """Announce that this phase could run now; `await_grants` then waits for its devices.
 
-        From the first one after init on the job is 'running', which makes others wait for it.
+        It takes the place of an earlier want of the same phase; one of another phase stands beside
+        it. From the first one after init on the job is 'running', which makes others wait for it.
         """
         with self._changed:
             want = Want(phase=str(phase), iteration=iteration, devices=tuple(devices))
             state = self._status.state if phase is Phase.INIT else "running"
-            self._status = dataclasses.replace(self._status, state=state, want=want)
+            wants = (*self._wants_but(phase), want)
+            self._status = dataclasses.replace(self._status, state=state, wants=wants)
             self._touch()
 
-    def unwant(self) -> None:
-        """Take the announced want back; a grant on its way will be declined."""
+    def unwant(self, phase: Phase = Phase.ROLLOUT) -> None:
+        """Take the want of this phase back; a grant on its way will be declined."""
         with self._changed:
-            self._status = dataclasses.replace(self._status, want=None)
+            self._status = dataclasses.replace(self._status, wants=self._wants_but(phase))
             self._touch()
 
     def await_grants(
@@ -149,9 +151,9 @@ class Link:
         timeout_s: float,
         unless: Callable[[str], bool] = lambda desired: False,
     ) -> tuple[tuple[Grant, ...], float] | None:
-        """The grants of the first of these sets of devices that is wholly granted to the announced
-        want, reported as running, and when the last one arrived (boot-time clock, seconds). None
-        after the timeout, or as soon as an order suits `unless`."""
+        """The grants of the first of these sets of devices that is wholly granted to an announced
+        want of them, reported as running, and when the last one arrived (boot-time clock, seconds).
+        None after the timeout, or as soon as an order suits `unless`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ready(choices) is not None or unless(self.desired), timeout_s
@@ -159,12 +161,11 @@ class Link:
             if unless(self.desired):
                 return None
             ready = self._ready(choices)
-            if ready is None or self._status.want is None:
+            if ready is None:
                 return None
             found = [self._grants[device] for device in ready]
-            rest = tuple(d for d in self._status.want.devices if d not in ready)
-            want = dataclasses.replace(self._status.want, devices=rest) if rest else None
-            self._status = dataclasses.replace(self._status, want=want)
+            wants = _without(self._status.wants, ready)
+            self._status = dataclasses.replace(self._status, wants=wants)
             for grant, _ in found:
                 self._use(grant, "running")
             self._touch()
@@ -243,6 +244,9 @@ class Link:
         grants = [grant for permits in self._permits.values() for grant in permits.grants]
         return {(grant.device, grant.order) for grant in grants}
 
+    def _wants_but(self, phase: Phase) -> tuple[Want, ...]:
+        return tuple(want for want in self._status.wants if want.phase != phase)
+
     def _touch(self) -> None:
         self._version += 1
         self._changed.notify_all()
@@ -253,11 +257,11 @@ class Link:
         )
 
     def _ready(self, choices: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
-        want = self._status.want
-        if want is None:
-            return None
-        free = {d for d in want.devices if self._is_granted(want, d)}
-        return next((c for c in choices if c and free.issuperset(c)), None)
+        free = [
+            {device for device in want.devices if self._is_granted(want, device)}
+            for want in self._status.wants
+        ]
+        return next((c for c in choices if c and any(some.issuperset(c) for some in free)), None)
 
     def _is_granted(self, want: Want, device: str) -> bool:
         if device not in self._grants:
@@ -291,24 +295,25 @@ class Link:
 
     def _decline_unwanted(self, grant: Grant) -> None:
         """Answer 'parked' at once to a grant for a phase that is over, or it would never end."""
-        want, use = self._status.want, self._uses.get(grant.device)
+        use = self._uses.get(grant.device)
         if use is not None and use.state == "running":
             return
-        if (
-            want is None
-            or grant.device not in want.devices
-            or not self._is_granted(want, grant.device)
+        if not any(
+            grant.device in want.devices and self._is_granted(want, grant.device)
+            for want in self._status.wants
         ):
             self._use(grant, "parked")
 
     def _report(self) -> DriverReport:
-        want = self._status.want
-        if want is not None:
-            missing = tuple(d for d in want.devices if not self._is_granted(want, d))
-            want = dataclasses.replace(want, devices=missing) if missing else None
+        granted = [
+            device
+            for want in self._status.wants
+            for device in want.devices
+            if self._is_granted(want, device)
+        ]
         events = tuple(itertools.islice(self._outbox, _EVENTS_PER_REPORT))
         return DriverReport(
-            status=dataclasses.replace(self._status, want=want),
+            status=dataclasses.replace(self._status, wants=_without(self._status.wants, granted)),
             pid=os.getpid(),
             uses=tuple(self._uses.values()),
             events=events,
@@ -364,3 +369,12 @@ class Link:
         elif self._orphaned and not orphaned:
             log.info("a gate speaks again")
         self._orphaned = orphaned
+
+
+def _without(wants: Sequence[Want], devices: Sequence[str]) -> tuple[Want, ...]:
+    """The wants with the devices they still lack; those that lack none are gone."""
+    left = [
+        dataclasses.replace(want, devices=tuple(d for d in want.devices if d not in devices))
+        for want in wants
+    ]
+    return tuple(want for want in left if want.devices)

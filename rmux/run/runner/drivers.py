@@ -158,7 +158,7 @@ class Drivers:
         return tuple(
             driver.status
             if driver.is_over or driver.status.state not in _ENDS
-            else replace(driver.status, state="running", want=None)
+            else replace(driver.status, state="running", wants=())
             for _, driver in sorted(self.known.items())
         )
 
@@ -233,7 +233,7 @@ class Drivers:
             return
         driver.is_over = True
         if told and not driver.error:
-            driver.status = replace(driver.status, want=None)
+            driver.status = replace(driver.status, wants=())
             return
         order = orders.get(driver.job)
         asked = order is not None and order.desired in ("cancel", "cancel-now", "stop")
@@ -241,7 +241,7 @@ class Drivers:
         driver.status = replace(
             driver.status,
             state="cancelled" if stopped else "failed",
-            want=None,
+            wants=(),
             error="" if stopped else self._failure(driver),
         )
 

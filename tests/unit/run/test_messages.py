@@ -34,7 +34,10 @@ STATUS = DriverStatus(
     attempt=1,
     state="running",
     iteration=3,
-    want=Want(phase="train", iteration=3, devices=("n/0", "n/1")),
+    wants=(
+        Want(phase="train", iteration=3, devices=("n/0", "n/1")),
+        Want(phase="rollout", iteration=4, devices=("n/2",)),
+    ),
 )
 MESSAGES = [
     Grants(
@@ -70,6 +73,13 @@ def test_every_message_comes_back_as_it_was_sent(message):
 def test_a_driver_that_wants_nothing_says_so():
     report = DriverReport(status=DriverStatus(job="j", attempt=1, state="starting"), pid=1)
     assert decode(encode(report)) == report
+
+
+def test_a_want_of_an_earlier_tool_is_one_of_the_wants():
+    report = DriverReport(status=STATUS, pid=1)
+    body = json.loads(encode(report))
+    body["status"]["want"] = body["status"].pop("wants")[0]
+    assert decode(json.dumps(body)).status.wants == STATUS.wants[:1]
 
 
 def test_a_field_of_a_later_tool_is_ignored():

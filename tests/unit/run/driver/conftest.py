@@ -130,10 +130,10 @@ class Gate:
                 if held and use.state == "parked" and (use.epoch, use.seq) == held.order:
                     self.ended[use.device] = (held, use)
                     del self.open[use.device]
-            want = report.status.want
-            for device in want.devices if want else ():
-                if device not in self.open:
-                    self.grant(device, want.phase, want.iteration)
+            for want in report.status.wants:
+                for device in want.devices:
+                    if device not in self.open:
+                        self.grant(device, want.phase, want.iteration)
             self.announce()
 
 

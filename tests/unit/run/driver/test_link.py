@@ -43,15 +43,52 @@ def test_a_phase_waits_until_all_of_its_devices_are_granted(make_link, gate):
     link = make_link()
     link.want(Phase.ROLLOUT, iteration=0, devices=BOTH)
     gate.grant("r/0", "rollout", 0)
-    report = hear_until(gate, lambda r: r.status.want and r.status.want.devices == ("r/1",))
-    assert report.status.want.phase == "rollout"
+    report = hear_until(gate, lambda r: [w.devices for w in r.status.wants] == [("r/1",)])
+    assert [want.phase for want in report.status.wants] == ["rollout"]
     assert await_both(link, timeout_s=0.01) is None
     gate.grant("r/1", "rollout", 0)
     grants, _ = await_both(link)
     assert [grant.device for grant in grants] == ["r/0", "r/1"]
     report = hear_until(gate, lambda r: len(r.uses) == 2)
     assert {use.state for use in report.uses} == {"running"}
-    assert report.status.want is None
+    assert report.status.wants == ()
+
+
+def test_two_phases_are_wanted_at_once_and_each_thread_gets_its_own(make_link, gate):
+    link, found = make_link(), {}
+
+    def take(phase, iteration, device):
+        link.want(phase, iteration=iteration, devices=(device,))
+        found[phase] = link.await_grants(((device,),), timeout_s=5.0)
+
+    threads = [
+        threading.Thread(target=take, args=(Phase.TRAIN, 3, "t/0")),
+        threading.Thread(target=take, args=(Phase.ROLLOUT, 4, "r/0")),
+    ]
+    for thread in threads:
+        thread.start()
+    hear_until(gate, lambda r: {w.phase for w in r.status.wants} == {"train", "rollout"})
+    gate.grant("r/0", "rollout", 4)
+    threads[1].join()
+    report = hear_until(gate, lambda r: r.uses)
+    assert [(w.phase, w.iteration) for w in report.status.wants] == [("train", 3)]
+    gate.grant("t/0", "train", 3)
+    threads[0].join()
+    assert {phase: grants[0].device for phase, (grants, _) in found.items()} == {
+        Phase.TRAIN: "t/0",
+        Phase.ROLLOUT: "r/0",
+    }
+
+
+def test_taking_one_want_back_leaves_the_other(make_link, gate):
+    link = make_link()
+    link.want(Phase.TRAIN, iteration=0, devices=("t/0",))
+    link.want(Phase.ROLLOUT, iteration=1, devices=("r/0",))
+    link.unwant(Phase.ROLLOUT)
+    gate.grant("r/0", "rollout", 1)
+    report = hear_until(gate, lambda r: r.uses)
+    assert (report.uses[0].device, report.uses[0].state) == ("r/0", "parked")
+    assert [want.phase for want in report.status.wants] == ["train"]
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_sigterm_ends_a_running_phase_and_leaves_the_job_to_be_resumed(drive, ga
     assert drive(make_config(emulated=LONG)) == 143
     assert gate.states[-1] == "running"
     assert {use.state for use in gate.report.uses} == {"parked"}
-    assert gate.report.status.want is None
+    assert gate.report.status.wants == ()
 
 
 def test_cancel_now_ends_a_running_phase_as_cancelled(drive, gate, make_config):

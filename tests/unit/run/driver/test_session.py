@@ -210,7 +210,7 @@ def test_a_paused_job_waits_at_the_boundary_without_wanting_anything(job):
     def resume():
         while not (job.gate.states and job.gate.states[-1] == "paused"):
             threading.Event().wait(0.002)
-        assert job.gate.report.status.want is None
+        assert job.gate.report.status.wants == ()
         threading.Event().wait(0.1)
         seen.set()
         job.gate.desired = "run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rmux.group import Assignment
+from rmux.group import Assignment, Member
 from rmux.ids import JobId
 from rmux.job import Reason
 from rmux.place.candidates import Kind, Proposal
@@ -15,8 +15,10 @@ from rmux.place.index_needs import Needs
 from rmux.place.index_row import Row
 from rmux.place.link import LinkLoad
 from rmux.place.period import CLOSE, Period, Term
-from rmux.place.residency import NodeMemory
+from rmux.place.residency import JobMemory, NodeMemory, job_memory
 from rmux.units import format_bytes, format_duration, format_rate
+
+_SHOWN_MEMBERS = 5
 
 
 def refused(kind: Kind, row: Row | None, reason: Reason) -> Candidate:
@@ -57,7 +59,7 @@ def explained(judge: Judge, one: Proposal, *, timing: Timing | None = None) -> C
     factor = judge.shared(one)
     bound_by = _bound_by(period, {str(entry[1]): entry[0] for entry in entries})
     broken = [
-        *_memory_broken(memory, least=1 if judge.paper else 0),
+        *_memory_broken(memory, row.members if row else (), least=1 if judge.paper else 0),
         *_slo_broken(entries, period, factor, bound_by),
         *_link_broken(link),
     ]
@@ -173,24 +175,46 @@ def _bound_by(period: Period, names: dict[str, str]) -> Bound:
     )
 
 
-def _memory_broken(memory: Sequence[NodeMemory], *, least: int) -> Iterator[tuple[Bound, float]]:
+def _memory_broken(
+    memory: Sequence[NodeMemory], members: Sequence[Member], *, least: int
+) -> Iterator[tuple[Bound, float]]:
     for node in sorted(memory, key=lambda node: node.free_bytes):
         if node.free_bytes >= least:
             return
         limit = format_bytes(node.limit_bytes)
         short = f"short by {format_bytes(-node.free_bytes)}" if node.free_bytes else "nothing left"
+        held = [job_memory(member, node.node) for member in members]
+        held_bytes = sum(job.resident_bytes for job in held)
+        asked_bytes = node.resident_bytes - held_bytes
+        left_bytes = node.limit_bytes - held_bytes - node.switch_bytes
         yield (
             Bound(
                 code="residency",
-                message=f"{short} of host memory on {node.node} (limit {limit})",
+                message=f"{short} of host memory on {node.node} (limit {limit}): "
+                f"{_held(held)}{format_bytes(node.switch_bytes)} for the largest switch, "
+                f"{format_bytes(asked_bytes)} asked, {format_bytes(max(0, left_bytes))} left",
                 subject=node.node,
                 numbers={
                     "need_bytes": node.resident_bytes + node.switch_bytes,
                     "limit_bytes": node.limit_bytes,
+                    "held_bytes": held_bytes,
+                    "switch_bytes": node.switch_bytes,
+                    "asked_bytes": asked_bytes,
+                    "left_bytes": left_bytes,
                 },
             ),
             -node.free_bytes / max(1, node.limit_bytes),
         )
+
+
+def _held(jobs: Sequence[JobMemory]) -> str:
+    """'math 3.0 GiB + chat 1.0 GiB parked, ', the largest first."""
+    found = sorted((job for job in jobs if job.resident_bytes), key=lambda job: -job.resident_bytes)
+    told = [f"{job.name} {format_bytes(job.resident_bytes)}" for job in found[:_SHOWN_MEMBERS]]
+    if rest := found[_SHOWN_MEMBERS:]:
+        rest_bytes = sum(job.resident_bytes for job in rest)
+        told.append(f"{len(rest)} more {format_bytes(rest_bytes)}")
+    return f"{' + '.join(told)} parked, " if told else ""
 
 
 def _slo_broken(

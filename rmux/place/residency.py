@@ -9,7 +9,7 @@ from typing import Protocol
 from rmux.cluster import DeviceId, Node
 from rmux.estimate import JobProfile
 from rmux.group import Member, Placement
-from rmux.ids import NodeId
+from rmux.ids import JobId, NodeId
 
 
 class Nodes(Protocol):
@@ -39,6 +39,23 @@ class NodeMemory:
         return self.free_bytes >= 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMemory:
+    """One job's host memory on one node as planned, bytes."""
+
+    job_id: JobId
+    name: str
+    resident_bytes: int
+    """Parked."""
+    peak_bytes: int
+    """On top while it parks or wakes."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may hold at any time; a runner finds who is above it."""
+        return self.resident_bytes + self.peak_bytes
+
+
 def memory_of(
     members: Sequence[Member], cluster: Nodes, *, nodes: Iterable[NodeId]
 ) -> tuple[NodeMemory, ...]:
@@ -54,6 +71,17 @@ def need_bytes(profile: JobProfile, placement: Placement, node: NodeId) -> int:
     if node in placement.train_nodes:
         held += profile.train_resident_bytes
     return held
+
+
+def job_memory(member: Member, node: NodeId) -> JobMemory:
+    """What admission counts for the member on the node, and its runner allows it there."""
+    here = any(device.node == node for device in member.placement.devices)
+    return JobMemory(
+        job_id=member.job_id,
+        name=member.name,
+        resident_bytes=need_bytes(member.profile, member.placement, node),
+        peak_bytes=member.profile.switch_peak_bytes if here else 0,
+    )
 
 
 def switching_bytes(uses: Iterable[tuple[frozenset[DeviceId], int]]) -> int:
@@ -89,7 +117,7 @@ def _node_memory(members: Sequence[Member], cluster: Nodes, node: NodeId) -> Nod
     )
     return NodeMemory(
         node=node,
-        resident_bytes=sum(need_bytes(m.profile, m.placement, node) for m in members),
+        resident_bytes=sum(job_memory(member, node).resident_bytes for member in members),
         switch_bytes=switching_bytes(uses),
         limit_bytes=cluster.node(node).usable_memory_bytes,
     )

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from rmux.errors import NotFoundError, UserError
 from rmux.group import ClusterState
+from rmux.ids import NodeId
 from rmux.job import TrainSpec
 from rmux.place.candidates import Kind
 from rmux.place.decision import Decision, Verdict
 from rmux.place.index import Index
 from rmux.place.period import Term, period
-from rmux.place.residency import memory_of
+from rmux.place.residency import job_memory, memory_of
 from rmux.place.settle import applied
 
 
@@ -142,7 +143,23 @@ def test_memory_refuses_before_anything_is_reserved_and_says_how_much_is_short(l
     decision = lab.admit(lab.state(lab.group(first), cluster=cluster), (100, 100))
     assert decision.reason.code == "residency"
     assert "short by 30 B of host memory on r0 (limit 250 B)" in decision.reason.message
+    assert "a 180 B parked, 0 B for the largest switch, 100 B asked, 70 B left" in (
+        decision.reason.message
+    )
+    numbers = decision.candidates[0].bounds[0].numbers
+    assert numbers["held_bytes"] + numbers["left_bytes"] + numbers["switch_bytes"] == 250
+    assert (numbers["asked_bytes"], numbers["left_bytes"]) == (100, 70)
     assert not decision.never_fits
+
+
+def test_the_bytes_of_a_job_on_a_node_are_what_it_parks_there_and_its_own_switch(lab):
+    member = lab.member(
+        "a", 1, 1, rollout_resident_bytes=180, train_resident_bytes=70, switch_peak_bytes=9
+    )
+    roll, train, other = (job_memory(member, NodeId(node)) for node in ("r0", "t0", "r1"))
+    assert (roll.resident_bytes, roll.most_bytes) == (180, 189)
+    assert (train.resident_bytes, train.most_bytes) == (70, 79)
+    assert other.most_bytes == 0
 
 
 def test_the_peak_of_a_switch_counts_and_only_the_largest_of_a_device(lab):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rmux.clock import Clock, SystemClock
-from rmux.cluster import DeviceId, PoolKind
 from rmux.errors import UserError
 from rmux.events import EventType
 from rmux.job import Phase
 from rmux.run.driver.engines import DriverConfig, Engines, SyncReport
+from rmux.run.driver.holds import POOLS, Callback, Holds
 from rmux.run.driver.link import Link
-from rmux.run.messages import Grant
 
 _FOLLOWS: dict[Phase | None, tuple[Phase, ...]] = {
     None: (Phase.ROLLOUT, Phase.INIT),
@@ -24,12 +23,7 @@ _FOLLOWS: dict[Phase | None, tuple[Phase, ...]] = {
     Phase.TRAIN: (Phase.SYNC, Phase.ROLLOUT),
     Phase.SYNC: (Phase.ROLLOUT,),
 }
-_POOLS = {Phase.ROLLOUT: PoolKind.ROLLOUT, Phase.TRAIN: PoolKind.TRAIN}
-_SENT_WITHIN_S = 0.05
-_WITHDRAWN_WITHIN_S = 0.5
 _PROGRESS_EVERY_S = 0.5
-
-Callback = Callable[[], Any]
 
 
 class Saver(Protocol):
@@ -56,15 +50,16 @@ class Session:
         owns_process: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        """`owns_process` where the script's own engines run in this very process."""
         self.config, self.link, self.engines = config, link, engines
         self.finished = finished
         self._save = save
-        self._owns_process = owns_process
-        """The script's own engines run in this very process."""
         self._clock = clock or SystemClock()
+        self._holds = Holds(
+            config, link=link, engines=engines, clock=self._clock, owns_process=owns_process
+        )
         self._last: Phase | None = None
         self._current: Phase | None = None
-        self._wanted_s = 0.0
         self._iteration_from_s = 0.0
         self._metrics: dict[str, float] = {}
         self._version: int | None = None
@@ -84,7 +79,7 @@ class Session:
         self._check_order(phase)
         if phase is Phase.ROLLOUT and self._last is Phase.TRAIN:
             self._end_iteration()
-        if phase in _POOLS:
+        if phase in POOLS:
             result = self._run_held(phase, function, park=park, wake=wake)
         else:
             result = self._run_free(phase, function)
@@ -126,98 +121,30 @@ class Session:
     def _run_held(
         self, phase: Phase, function: Callback, *, park: Callback | None, wake: Callback | None
     ) -> Any:
-        hold = self._acquire(phase, wake)
+        at_boundary = phase is Phase.ROLLOUT
+        hold = self._holds.acquire(
+            phase,
+            iteration=self.finished,
+            wake=wake,
+            boundary=self._pass_boundary if at_boundary else None,
+        )
+        if at_boundary:
+            self._iteration_from_s = hold.wanted_s
         self._current = phase
-        hold.begun_s = self._clock.now_s()
         try:
-            result = function()
+            result = self._holds.call(hold, function)
         except Exception as error:
-            self._release(phase, hold, park, found={"error": type(error).__name__})
+            self._current = None
+            self._holds.release(hold, park=park, found={"error": type(error).__name__})
             raise
-        self._release(phase, hold, park, found=self._collect(result))
+        self._current = None
+        self._holds.release(hold, park=park, found=self._collect(result))
         return result
 
-    def _acquire(self, phase: Phase, wake: Callback | None) -> _Hold:
-        """Wait for every device of the phase and wake on them."""
-        grants, granted_s = self._await_devices(phase)
-        if phase is Phase.ROLLOUT:
-            self._iteration_from_s = self._wanted_s
-        woken_from_s = self._clock.now_s()
-        self.engines.wake(_POOLS[phase])
-        if wake is not None:
-            wake()
-        now_s = self._clock.now_s()
-        hold = _Hold(grants=grants, overhead_s=woken_from_s - granted_s, woken_s=now_s)
-        self.link.emit(
-            EventType.PHASE_START,
-            iteration=self.finished,
-            phase=phase,
-            device=grants[0].device,
-            at_s=now_s,
-            data={
-                **hold.facts,
-                "wait_s": max(0.0, granted_s - self._wanted_s),
-                "switch_s": now_s - woken_from_s,
-                "overhead_s": hold.overhead_s,
-            },
-        )
-        return hold
-
-    def _release(
-        self, phase: Phase, hold: _Hold, park: Callback | None, *, found: Mapping[str, Any]
-    ) -> None:
-        ended_s = self._clock.now_s()
-        self._current = None
-        if park is not None:
-            park()
-        self.engines.park(_POOLS[phase])
-        parked_s = self._clock.now_s()
-        devices = [DeviceId.parse(grant.device) for grant in hold.grants]
-        pids = {str(device): self.engines.pids(device) for device in devices}
-        self.link.parked(hold.grants, pids=pids)
-        self.link.await_sent(timeout_s=_SENT_WITHIN_S)
-        hold.overhead_s += hold.begun_s - hold.woken_s + self._clock.now_s() - parked_s
-        self.link.emit(
-            EventType.PHASE_END,
-            iteration=self.finished,
-            phase=phase,
-            device=hold.grants[0].device,
-            at_s=ended_s,
-            prompt=False,
-            data={
-                **found,
-                **hold.facts,
-                "run_s": ended_s - hold.begun_s,
-                "park_s": parked_s - ended_s,
-                "overhead_s": hold.overhead_s,
-            },
-        )
-        if self._owns_process:
-            # The next phase keeps this process busy: let the gate see it idle before that.
-            self.link.await_withdrawn(hold.grants, timeout_s=_WITHDRAWN_WITHIN_S)
-
-    def _await_devices(self, phase: Phase) -> tuple[tuple[Grant, ...], float]:
-        placement = self.config.placement
-        chosen = placement.rollout if phase is Phase.ROLLOUT else placement.train
-        devices = tuple(str(device) for device in chosen)
-        at_boundary = phase is Phase.ROLLOUT
-        if at_boundary:
-            self._pass_boundary()
-        self._wanted_s = self._clock.now_s()
-        while True:
-            self.link.want(phase, iteration=self.finished, devices=devices)
-            found = self.link.await_grants(
-                (devices,),
-                timeout_s=self.config.heartbeat_s,
-                unless=lambda desired: at_boundary and desired != "run",
-            )
-            if found is not None:
-                return found
-            if at_boundary:
-                self._pass_boundary()
-
-    def _pass_boundary(self) -> None:
-        """Where an iteration would begin: stop here if cancelled, wait here while paused."""
+    def _pass_boundary(self) -> bool:
+        """Where an iteration would begin: stop here if cancelled, wait here while paused; whether
+        it was."""
+        paused = False
         while (desired := self.link.desired) != "run":
             self.link.unwant()
             if desired != "pause":
@@ -226,8 +153,8 @@ class Session:
             self.link.await_desired(
                 lambda order: order != "pause", timeout_s=self.config.heartbeat_s
             )
-            # A pause is no wait for devices, and no part of the iteration.
-            self._wanted_s = self._clock.now_s()
+            paused = True
+        return paused
 
     def _run_free(self, phase: Phase, function: Callback) -> Any:
         """A phase that holds no device: sync, and what a script does before its first rollout."""
@@ -281,22 +208,6 @@ class Session:
             },
         )
         self.link.report_status("running", iteration=self.finished)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Hold:
-    """The devices of a running phase and rmux's own time on them so far, seconds."""
-
-    grants: tuple[Grant, ...]
-    overhead_s: float
-    woken_s: float
-    begun_s: float = 0.0
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        newest = max(self.grants, key=lambda grant: grant.order)
-        devices = [grant.device for grant in self.grants]
-        return {"devices": devices, "epoch": newest.epoch, "seq": newest.seq}
 
 
 def _checksum(result: Any) -> dict[str, str]:

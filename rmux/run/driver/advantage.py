@@ -20,3 +20,12 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     mean = statistics.fmean(known)
     scale = statistics.pstdev(known, mean) + EPSILON
     return [None if reward is None else (reward - mean) / scale for reward in rewards]
+
+
+def grouped_advantages(rewards: Sequence[float | None], *, width: int) -> list[float | None]:
+    """`group_advantages` of each run of `width` rewards, side by side."""
+    return [
+        advantage
+        for start in range(0, len(rewards), width)
+        for advantage in group_advantages(rewards[start : start + width])
+    ]

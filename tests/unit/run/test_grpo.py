@@ -8,7 +8,7 @@ from rmux.errors import SpecError, UserError, WorkerError
 from rmux.job import JobSpec, Phase, RewardSpec, RolloutSpec
 from rmux.run.driver import shim
 from rmux.run.driver.engines import Response, SyncReport, TrainReport
-from rmux.run.driver.recipes import grpo
+from rmux.run.driver.recipes import grpo, prompts
 from rmux.run.driver.session import numbers_of
 from rmux.run.driver.tokenizer import CharTokenizer
 
@@ -201,6 +201,6 @@ def test_prompts_that_do_not_fit_the_spec_are_refused(make_spec, session, prompt
 
 def test_a_prompt_source_that_is_not_there_is_named(make_spec, tmp_path):
     with pytest.raises(SpecError, match="no function 'absent'"):
-        grpo.load_prompts(make_spec(prompts="absent").task_module)
+        prompts.load_prompts(make_spec(prompts="absent").task_module)
     with pytest.raises(SpecError, match="no Python file"):
-        grpo.load_prompts(f"{tmp_path}/nowhere.py:prompts")
+        prompts.load_prompts(f"{tmp_path}/nowhere.py:prompts")

@@ -62,7 +62,7 @@ def _document(done: Rehearsal, group_id: GroupId, *, rounds: int) -> RehearsalDo
         rounds=rounds,
         planned_period_s=done.plan.period_s,
         period_s=done.period_s,
-        events=done.num_events,
+        events=len(done.events),
         problems=tuple(f"{found.rule}: {found.message}" for found in done.violations),
         members=tuple(
             RehearsedPart(

@@ -52,7 +52,7 @@ class Rehearsed:
 class Rehearsal:
     plan: Period
     members: tuple[Rehearsed, ...]
-    num_events: int
+    events: tuple[PhaseEvent, ...]
     violations: tuple[Violation, ...]
     status: int
     """Exit status of the group: not 0 when a signal ended it early."""
@@ -187,7 +187,7 @@ def _outcome(store: Store, group: CoExecGroup, *, rounds: int, status: int) -> R
             )
             for member in group.members
         ),
-        num_events=len(found),
+        events=tuple(found),
         violations=tuple(check(found)),
         status=status,
     )

@@ -37,6 +37,12 @@ class EventType(StrEnum):
     CHANNEL = "channel"
     """The channel was emptied, lost or came back."""
     MEMORY = "memory"
+    """Host memory of a node changed: data {resident_bytes, jobs: {job: bytes}}."""
+    MEMORY_PRESSURE = "memory.pressure"
+    """A node runs short of host memory: data {action, cause, used_bytes, limit_bytes, …}; the job
+    is the one that is to give some up."""
+    MEMORY_SHED = "memory.shed"
+    """A job gave host memory up: data {what, freed_bytes, seconds, error, attempt}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,8 @@ class RolloutSpec:
     prompts: int = 16
     """Prompts per iteration."""
     samples_per_prompt: int = 8
+    refills: int = 0
+    """Times per iteration that prompts whose responses all earned the same are replaced."""
     max_prompt_tokens: int = 64
     max_tokens: int = 256
     """Token limit of one response; the worst case of the rollout."""
@@ -82,6 +84,7 @@ class RolloutSpec:
 
     @property
     def num_samples(self) -> int:
+        """Responses that are trained on in an iteration."""
         return self.prompts * self.samples_per_prompt
 
 
@@ -96,6 +99,17 @@ class TrainSpec:
     learning_rate: float = 1e-3
     clip_low: float = 0.2
     clip_high: float = 0.2
+    mean: str = "token"
+    """Over what the loss is averaged: 'token', or 'sequence' of means over its own tokens."""
+    kl: float = 0.0
+    """Weight of the divergence from the model at `model_path`; 0 keeps no copy of it."""
+    gamma: float = 1.0
+    """Discount per token; with a value head."""
+    gae_lambda: float = 1.0
+    value_clip: float = 0.2
+    """How far a value may move in one train phase before its loss stops pulling."""
+    value_weight: float = 0.5
+    """Of the value loss."""
     max_grad_norm: float = 1.0
     zero_stage: int = 1
 
@@ -130,6 +144,12 @@ class EmulatedSpec:
     """Uniform +- fraction of each duration, from the job's seed."""
     resident_bytes: int = 0
     """Host memory held per node, for the plan."""
+    held_bytes: int = 0
+    """Really held as parked state on the job's first train node."""
+    cache_bytes: int = 0
+    """Really held there on top from each wake to the next shedding of caches."""
+    leak_bytes: int = 0
+    """By which the state grows with every train phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

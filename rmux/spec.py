@@ -53,6 +53,21 @@ _NOT_TIMED = (
     "labels",
 )
 """What changes no phase time."""
+_NOT_TIMED_OF_TRAIN = (
+    "learning_rate",
+    "clip_low",
+    "clip_high",
+    "max_grad_norm",
+    "mean",
+    "gamma",
+    "gae_lambda",
+    "value_clip",
+    "value_weight",
+)
+_CLIP_HIGH, _DAPO_CLIP_HIGH = 0.2, 0.28
+"""PPO (arXiv 1707.06347) clips both sides alike, DAPO (arXiv 2503.14476) the upper one later."""
+_DAPO_REFILLS = 1
+_VALUE_KEYS = ("gamma", "gae_lambda", "value_clip", "value_weight")
 
 
 def load_spec(path: Path | str) -> JobSpec:
@@ -111,7 +126,7 @@ def spec_hash(spec: JobSpec) -> str:
     document = spec_document(spec)
     for key in _NOT_TIMED:
         del document[key]
-    for key in ("learning_rate", "clip_low", "clip_high", "max_grad_norm"):
+    for key in _NOT_TIMED_OF_TRAIN:
         del document["train"][key]
     del document["checkpoint"]["keep"]
     if spec.engine is Engine.REAL:
@@ -124,6 +139,7 @@ def _problems(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, s
     """What no single key shows, in the order in which it is best mended."""
     if file.recipe is not None and file.script is not None:
         yield ("script",), "recipe and script are both set; a job has exactly one"
+    yield from _of_other_recipes(file)
     if file.engine == "emulated":
         return
     yield from _missing(file)
@@ -137,21 +153,33 @@ def _problems(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, s
 def _missing(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
     if file.script is not None:
         return
+    recipe = file.recipe or "grpo"
     for location, value in (
         (("model", "path"), file.model.path),
         (("task", "prompts"), file.task.prompts),
         (("reward", "function"), file.reward.function),
     ):
         if not value:
-            yield location, f"{'.'.join(location)} is missing; recipe 'grpo' needs it"
-    if file.rollout.samples_per_prompt < 2:
+            yield location, f"{'.'.join(location)} is missing; recipe {recipe!r} needs it"
+    if recipe != "ppo" and file.rollout.samples_per_prompt < 2:
         yield (
             ("rollout", "samples_per_prompt"),
             (
-                "rollout.samples_per_prompt is 1; recipe 'grpo' compares the samples of one "
+                f"rollout.samples_per_prompt is 1; recipe {recipe!r} compares the samples of one "
                 "prompt, so write at least 2"
             ),
         )
+
+
+def _of_other_recipes(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
+    recipe = None if file.script is not None else file.recipe or "grpo"
+    if file.rollout.refills and recipe != "dapo":
+        yield ("rollout", "refills"), "rollout.refills is for recipe 'dapo' only"
+    if recipe == "dapo" and file.train.mean != "token":
+        yield ("train", "mean"), "train.mean is 'sequence'; recipe 'dapo' averages over tokens"
+    for key in _VALUE_KEYS:
+        if recipe != "ppo" and key in file.train.model_fields_set:
+            yield ("train", key), f"train.{key} is for recipe 'ppo' only, which has a value head"
 
 
 def _batches(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
@@ -199,6 +227,11 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
     reward, emulated = file.reward, file.emulated
     rollout = file.rollout.model_dump()
     rollout["kv_cache_bytes"] = rollout.pop("kv_cache")
+    train, is_dapo = file.train.model_dump(), file.recipe == "dapo"
+    if train["clip_high"] is None:
+        train["clip_high"] = _DAPO_CLIP_HIGH if is_dapo else _CLIP_HIGH
+    if rollout["refills"] is None:
+        rollout["refills"] = _DAPO_REFILLS if is_dapo else 0
     top = file.model_dump(
         include={
             *("name", "iterations", "seed", "max_staleness", "slo", "restart_limit"),
@@ -216,7 +249,7 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
         model_path=absolute(file.model.path),
         task_module=function(file.task.prompts),
         rollout=RolloutSpec(**rollout),
-        train=TrainSpec(**file.train.model_dump()),
+        train=TrainSpec(**train),
         reward=RewardSpec(
             function=function(reward.function),
             timeout_s=reward.timeout,
@@ -231,6 +264,9 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
             switch_s=emulated.switch,
             jitter=emulated.jitter,
             resident_bytes=emulated.resident,
+            held_bytes=emulated.held,
+            cache_bytes=emulated.cache,
+            leak_bytes=emulated.leak,
         ),
         labels=tuple(sorted(file.labels.items())),
     )

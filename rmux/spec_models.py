@@ -101,6 +101,7 @@ class RolloutSection(Section):
     devices: Count = 1
     prompts: Count = 16
     samples_per_prompt: Count = 8
+    refills: Annotated[int, Field(ge=0, le=16)] | None = None
     max_prompt_tokens: Count = 64
     max_tokens: Count = 256
     max_num_seqs: Count = 128
@@ -116,7 +117,13 @@ class TrainSection(Section):
     mini_batch: Count = 32
     learning_rate: Annotated[float, Field(ge=0)] = 1e-3
     clip_low: Fraction = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] | None = None
+    mean: Literal["token", "sequence"] = "token"
+    kl: Annotated[float, Field(ge=0)] = 0.0
+    gamma: Fraction = 1.0
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    value_clip: Annotated[float, Field(gt=0)] = 0.2
+    value_weight: Annotated[float, Field(ge=0)] = 0.5
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
 
@@ -140,11 +147,14 @@ class EmulatedSection(Section):
     switch: Duration = 0.0
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
     resident: Size = 0
+    held: Size = 0
+    cache: Size = 0
+    leak: Size = 0
 
 
 class SpecFile(Section):
     name: Name
-    recipe: Literal["grpo"] | None = None
+    recipe: Literal["grpo", "dapo", "ppo"] | None = None
     script: str | None = None
     python: str | None = None
     engine: Literal["real", "emulated"] = "real"

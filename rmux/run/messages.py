@@ -52,6 +52,10 @@ class DriverOrder:
     """The node whose runner starts and stops the driver: the job's first train node."""
     fence: str = ""
     """Why the attempt is to be killed at once, where a gate found it past its bound."""
+    planned_bytes: int = 0
+    """Host memory it may hold on the node that is told, by the arithmetic of admission."""
+    slack_s: float = 0.0
+    """What is left of its promise in one iteration after one cold wake, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,8 @@ class NodeReport:
     events: tuple[dict[str, Any], ...] = ()
     resident_bytes: int = 0
     """Host memory of what runs for the node; 0 until it was measured."""
+    jobs_bytes: tuple[tuple[str, int], ...] = ()
+    """(job, its part of `resident_bytes`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +136,21 @@ class Permits:
     grants: tuple[Grant, ...] = ()
     desired: str = "run"
     acks: tuple[tuple[str, int], ...] = ()
+    shed: str = ""
+    """Host memory to give up on the sender's node: '', 'caches' or 'spill'."""
+    shed_n: int = 0
+    """Number of that order: each is carried out once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """What came of an order to give up host memory."""
+
+    node: str
+    shed_n: int
+    what: str
+    freed_bytes: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +173,10 @@ class DriverReport:
     pid: int
     uses: tuple[DeviceUse, ...] = ()
     events: tuple[dict[str, Any], ...] = ()
+    sheds: tuple[Shed, ...] = ()
+    """The newest of each node."""
+    spilled: tuple[str, ...] = ()
+    """Nodes where its parked state lies on disk: the next wake there is a cold one."""
 
 
 Message = Grants | NodeReport | Permits | DriverReport

@@ -143,6 +143,22 @@ class MoveReport:
     seconds: float = 0.0
 
 
+class ShedKind(StrEnum):
+    """What a parked job can give up of its host memory."""
+
+    CACHES = "caches"
+    """What is made again when it is needed: older weight versions, prefix caches, free heap."""
+    SPILL = "spill"
+    """The parked state, written to local disk first; the next wake reads it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShedReport:
+    what: ShedKind
+    freed_bytes: int
+    """Host memory of the node that was given back."""
+
+
 Progress = Callable[[Mapping[str, Any]], None]
 """Called during generation with {'responses_done', 'responses', 'tokens'}."""
 
@@ -201,11 +217,17 @@ class Engines(Protocol):
     def init(self, kind: PoolKind) -> float:
         """The device part on all devices of one pool; returns seconds. Leaves them parked."""
 
-    def wake(self, kind: PoolKind) -> float:
-        """Host to device, newest weights included; returns seconds."""
+    def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        """Host to device, newest weights included; returns seconds.
 
-    def park(self, kind: PoolKind) -> float:
-        """Device to host; afterwards the processes of `pids` use no CPU and no device memory."""
+        With `devices` on these alone, rollout only: others of the pool may run meanwhile.
+        """
+
+    def park(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        """Device to host; afterwards the processes of `pids` use no CPU and no device memory.
+
+        With `devices` on these alone, as in `wake`; nothing may run there any more (`Fleet.leave`).
+        """
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
         """Processes that run on the device."""

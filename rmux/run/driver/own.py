@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rmux.cluster import DeviceId, PoolKind
@@ -28,15 +29,16 @@ class OwnEngines:
     def init(self, kind: PoolKind) -> float:
         return 0.0
 
-    def wake(self, kind: PoolKind) -> float:
-        """Pin every thread of the process tree to the cores of the pool's devices."""
-        devices = self._placement.rollout if kind is PoolKind.ROLLOUT else self._placement.train
+    def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        """Pin every thread of the process tree to the cores of the pool's devices, or of these."""
+        if devices is None:
+            devices = self._placement.rollout if kind is PoolKind.ROLLOUT else self._placement.train
         cores = {core for device in devices for core in self._cores(device)}
         if cores:
             _pin_tree(cores)
         return 0.0
 
-    def park(self, kind: PoolKind) -> float:
+    def park(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
         _pin_tree(self._unpinned)
         return 0.0
 

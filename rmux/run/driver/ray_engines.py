@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,33 +101,35 @@ class RayEngines:
             seconds = self.trainer().init()
             self.trainer().park()
         else:
-            seconds = max(self._on_rollout("init", timeout_s=_START_S))
+            seconds = max(self._on_rollout("init", self._handles, timeout_s=_START_S))
         self._inited.add(kind)
         return seconds
 
-    def wake(self, kind: PoolKind) -> float:
+    def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
         if kind is PoolKind.TRAIN:
             return self.trainer().wake()
         begun_s = time.monotonic()
-        refs = {
-            device: handle.actor.wake.remote(CacheFiles.of(self._config.run_tag, device.node))
-            for device, handle in self._handles.items()
-        }
-        reports = self._session.get(list(refs.values()), timeout_s=_CALL_S, what="a wake")
-        for (_, handle), report in zip(self._handles.items(), reports, strict=True):
+        woken = self._chosen(devices)
+        refs = [
+            handle.actor.wake.remote(CacheFiles.of(self._config.run_tag, device.node))
+            for device, handle in woken.items()
+        ]
+        reports = self._session.get(refs, timeout_s=_CALL_S, what="a wake")
+        for handle, report in zip(woken.values(), reports, strict=True):
             handle.version = report.version
-        self._gate()
-        for handle in self._handles.values():
+        self._gate(woken)
+        for handle in woken.values():
             handle.awake = True
         return time.monotonic() - begun_s
 
-    def park(self, kind: PoolKind) -> float:
+    def park(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
         if kind is PoolKind.TRAIN:
             return self.trainer().park()
         begun_s = time.monotonic()
-        for handle in self._handles.values():
+        chosen = self._chosen(devices)
+        for handle in chosen.values():
             handle.awake = False
-        self._on_rollout("park", timeout_s=_CALL_S)
+        self._on_rollout("park", chosen, timeout_s=_CALL_S)
         return time.monotonic() - begun_s
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
@@ -177,15 +179,15 @@ class RayEngines:
             for path in CacheFiles.of(self._config.run_tag, node_id).all:
                 path.unlink(missing_ok=True)
 
-    def _gate(self) -> None:
+    def _gate(self, woken: Mapping[DeviceId, RolloutHandle]) -> None:
         """Compare each worker that holds the trainer's version for the first time with its numbers.
 
-        WorkerError 'sync.gate'. Nothing has been sampled yet.
+        WorkerError 'sync.gate'. Nothing has been sampled there yet.
         """
         if PoolKind.TRAIN not in self._inited:
             return
         reference = self.trainer().gate_reference()
-        other = next((h for h in self._handles.values() if h.version != reference.version), None)
+        other = next((h for h in woken.values() if h.version != reference.version), None)
         if other is not None:
             if self._config.spec.max_staleness == 0:
                 raise WorkerError(
@@ -195,7 +197,7 @@ class RayEngines:
                 )
             return  # one step off-policy: the trainer is ahead of what is being sampled
         version = reference.version
-        due = {d: h for d, h in self._handles.items() if self._gated.get(d) != version}
+        due = {d: h for d, h in woken.items() if self._gated.get(d) != version}
         vllm_gate.check_sequences(reference.sequences, max_model_len=self._options.max_model_len)
         refs = [handle.actor.score.remote(reference.sequences) for handle in due.values()]
         scored = self._session.get(refs, timeout_s=_CALL_S, what="the sync gate")
@@ -203,8 +205,13 @@ class RayEngines:
             vllm_gate.compare(reference.logprobs, logprobs, version=version, where=str(device))
             self._gated[device] = version
 
-    def _on_rollout(self, method: str, *, timeout_s: float) -> list[Any]:
-        refs = [getattr(handle.actor, method).remote() for handle in self._handles.values()]
+    def _chosen(self, devices: Sequence[DeviceId] | None) -> dict[DeviceId, RolloutHandle]:
+        return {d: h for d, h in self._handles.items() if devices is None or d in devices}
+
+    def _on_rollout(
+        self, method: str, handles: Mapping[DeviceId, RolloutHandle], *, timeout_s: float
+    ) -> list[Any]:
+        refs = [getattr(handle.actor, method).remote() for handle in handles.values()]
         return list(self._session.get(refs, timeout_s=timeout_s, what=f"{method} of a worker"))
 
     def _cores(self, device: DeviceId) -> tuple[int, ...]:

@@ -67,11 +67,11 @@ class EmulatedEngines:
     def init(self, kind: PoolKind) -> float:
         return self._work(kind, self._spec.init_s, Phase.INIT)
 
-    def wake(self, kind: PoolKind) -> float:
-        return self._work(kind, self._spec.switch_s / 2, None)
+    def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        return self._work(kind, self._spec.switch_s / 2, None, devices)
 
-    def park(self, kind: PoolKind) -> float:
-        return self._work(kind, self._spec.switch_s / 2, None)
+    def park(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        return self._work(kind, self._spec.switch_s / 2, None, devices)
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
         return (os.getpid(),)
@@ -136,8 +136,15 @@ class EmulatedEngines:
         for workers in self._workers.values():
             workers.shutdown(wait=True, cancel_futures=True)
 
-    def _work(self, kind: PoolKind, duration_s: float, phase: Phase | None) -> float:
-        """Keep every worker of the pool busy for the duration; the seconds it took."""
+    def _work(
+        self,
+        kind: PoolKind,
+        duration_s: float,
+        phase: Phase | None,
+        devices: Sequence[DeviceId] | None = None,
+    ) -> float:
+        """Keep every worker of the pool, or those of these devices, busy for the duration; the
+        seconds it took."""
         if duration_s <= 0:
             return 0.0
         if phase is not None and self._spec.jitter:
@@ -145,7 +152,8 @@ class EmulatedEngines:
             duration_s *= draw.uniform(1 - self._spec.jitter, 1 + self._spec.jitter)
         begun_s = self._clock.now_s()
         workers = self._workers[kind]
-        naps = [workers.submit(self._nap, duration_s) for _ in range(self._width[kind])]
+        width = self._width[kind] if devices is None else len(devices)
+        naps = [workers.submit(self._nap, duration_s) for _ in range(width)]
         if any(nap.result() for nap in naps):
             raise WorkerError("the emulated engines were closed while they worked")
         return self._clock.now_s() - begun_s

@@ -19,13 +19,13 @@ class Recording(EmulatedEngines):
         super().__init__(config)
         self.calls = calls
 
-    def wake(self, kind):
+    def wake(self, kind, devices=None):
         self.calls.append(f"engines wake {kind}")
-        return super().wake(kind)
+        return super().wake(kind, devices)
 
-    def park(self, kind):
+    def park(self, kind, devices=None):
         self.calls.append(f"engines park {kind}")
-        return super().park(kind)
+        return super().park(kind, devices)
 
 
 class Job:

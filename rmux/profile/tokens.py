@@ -12,7 +12,7 @@ class Workload:
     """What one iteration does at most, on one device of each pool."""
 
     waves: tuple[int, ...]
-    """Sequences that decode together on a rollout device, one entry per wave."""
+    """Sequences that decode together on a rollout device, one entry per wave; refills included."""
     prompt_tokens: int
     response_tokens: int
     """Of each sequence."""
@@ -43,7 +43,7 @@ def workload_of(spec: JobSpec, *, kv_bytes_per_token: int) -> Workload:
     full, rest = divmod(here, together)
     trained = -(-rollout.num_samples // train.devices)
     return Workload(
-        waves=(together,) * full + ((rest,) if rest else ()),
+        waves=((together,) * full + ((rest,) if rest else ())) * (1 + rollout.refills),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_tokens,
         train_sequences=trained,
@@ -58,6 +58,19 @@ def reward_s(spec: JobSpec) -> float:
     A plan adds it to the rollout: holding the devices that long is never shorter than what happens.
     Each call takes the time that the spec states for it, and none is waited for beyond its
     deadline; calls run one after the other at worst. A spec that states no time plans for none.
+    Rewards that decide on a refill are waited for in the phase, `held_reward_s` for each.
     """
+    return _stated_reward_s(spec) + spec.rollout.refills * held_reward_s(spec)
+
+
+def held_reward_s(spec: JobSpec) -> float:
+    """How long a rollout phase waits for the rewards that decide on one refill, seconds.
+
+    What the spec states for them all, or, where it states nothing, the deadline of one call.
+    """
+    return _stated_reward_s(spec) or spec.reward.timeout_s
+
+
+def _stated_reward_s(spec: JobSpec) -> float:
     reward = spec.reward
     return spec.rollout.num_samples * min(reward.seconds_per_sample, reward.timeout_s)

@@ -101,7 +101,7 @@ def test_a_key_outside_its_table_is_told_where_it_belongs(write):
         ("seed = -1", "seed is -1; it must be at least 0"),
         ("restart_hold = 120", "restart_hold is 120; write a number and a unit in quotes"),
         ('restart_hold = "2 moons"', "'2 moons' is not a duration"),
-        ('recipe = "ppo"', "recipe is 'ppo'; write 'grpo'"),
+        ('recipe = "sft"', "recipe is 'sft'; write 'grpo', 'dapo' or 'ppo'"),
         ('recipe = "grpo"\nscript = "a.py"', "recipe and script are both set"),
         ("[rollout]\ntop_p = 0", "rollout.top_p is 0; it must be more than 0"),
         ("[rollout]\ntemperature = nan", "rollout.temperature must be finite"),

@@ -83,10 +83,14 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training sequence: a response, its reward's advantage."""
+    """One training sequence: a response and its reward's advantage, the same at each token.
+
+    With a value head the ranks work out an advantage for each token, from `reward`.
+    """
 
     response: Response
-    advantage: float
+    advantage: float = 0.0
+    reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class Link:
         self._version = 1
         self._sent_version = 0
         self._sent_source_n = 0
-        self._closed = False
+        self._ended = self._closed = False
         self._threads = [
             threading.Thread(target=self._send_loop, name="link-out", daemon=True),
             threading.Thread(target=self._receive_loop, name="link-in", daemon=True),
@@ -84,6 +84,7 @@ class Link:
     def end(self, state: str, *, iteration: int, error: str, acks_within_s: float) -> None:
         """Report the end, with every device given back, then wait for acknowledgement and close."""
         with self._changed:
+            self._ended = True
             for device, use in self._uses.items():
                 if use.state == "running":
                     self._use(self._grants[device][0], "parked", (os.getpid(),))
@@ -130,8 +131,11 @@ class Link:
 
         It takes the place of an earlier want of the same phase; one of another phase stands beside
         it. From the first one after init on the job is 'running', which makes others wait for it.
+        After `end` nothing is wanted any more, whichever thread is late.
         """
         with self._changed:
+            if self._ended:
+                return
             want = Want(phase=str(phase), iteration=iteration, devices=tuple(devices))
             state = self._status.state if phase is Phase.INIT else "running"
             wants = (*self._wants_but(phase), want)

@@ -73,6 +73,8 @@ def run_driver(
         finally:
             armed.clear()
             shim.activate(None)
+            if session is not None:
+                session.close()
         finished = session.finished if session else 0
         link.report_status(outcome.state, iteration=finished, error=outcome.error)
         _close(engines)

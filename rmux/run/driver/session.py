@@ -1,4 +1,4 @@
-"""The phases of one attempt, in the main thread: grant, wake, the user's function, park."""
+"""The phases of one attempt: grant, wake, the user's function in the thread that calls, park."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rmux.clock import Clock, SystemClock
-from rmux.errors import UserError
 from rmux.events import EventType
 from rmux.job import Phase
 from rmux.run.driver.engines import DriverConfig, Engines, SyncReport
 from rmux.run.driver.holds import POOLS, Callback, Holds
 from rmux.run.driver.link import Link
+from rmux.run.driver.order import Order
 
-_FOLLOWS: dict[Phase | None, tuple[Phase, ...]] = {
-    None: (Phase.ROLLOUT, Phase.INIT),
-    Phase.INIT: (Phase.ROLLOUT, Phase.INIT),
-    Phase.ROLLOUT: (Phase.TRAIN,),
-    Phase.TRAIN: (Phase.SYNC, Phase.ROLLOUT),
-    Phase.SYNC: (Phase.ROLLOUT,),
-}
 _PROGRESS_EVERY_S = 0.5
 
 
@@ -36,8 +29,8 @@ class Cancelled(BaseException):
 
 
 class Session:
-    """Iterations count from 0; `finished` of them are over. Not for use from several threads,
-    `progress` apart."""
+    """Iterations count from 0; `finished` of them are over. One step off-policy a rollout may be
+    run from a second thread; see `Order`."""
 
     def __init__(
         self,
@@ -52,20 +45,26 @@ class Session:
     ) -> None:
         """`owns_process` where the script's own engines run in this very process."""
         self.config, self.link, self.engines = config, link, engines
-        self.finished = finished
+        self._order = Order(finished=finished, max_staleness=config.spec.max_staleness)
         self._save = save
         self._clock = clock or SystemClock()
         self._holds = Holds(
             config, link=link, engines=engines, clock=self._clock, owns_process=owns_process
         )
-        self._last: Phase | None = None
-        self._current: Phase | None = None
-        self._iteration_from_s = 0.0
-        self._metrics: dict[str, float] = {}
+        self._began_s: dict[int, float] = {}
+        """Since when each iteration's rollout could have run."""
+        self._ended_s = float("-inf")
+        self._metrics: dict[int, dict[str, float]] = {}
+        """By iteration."""
         self._version: int | None = None
         """Weights that this iteration's sync sent, where it says so."""
+        self._closed = False
         self._progress_s = float("-inf")
         self._progress_lock = threading.Lock()
+
+    @property
+    def finished(self) -> int:
+        return self._order.finished
 
     def run(
         self,
@@ -76,22 +75,30 @@ class Session:
         wake: Callback | None = None,
     ) -> Any:
         """Run the user's function as this phase. UserError when another phase is due."""
-        self._check_order(phase)
-        if phase is Phase.ROLLOUT and self._last is Phase.TRAIN:
+        if phase is Phase.ROLLOUT and self._order.lacks_only_sync:
             self._end_iteration()
-        if phase in POOLS:
-            result = self._run_held(phase, function, park=park, wake=wake)
-        else:
-            result = self._run_free(phase, function)
-        self._last = phase
+        iteration = self._order.begin(phase)
+        try:
+            if phase in POOLS:
+                result = self._run_held(phase, iteration, function, park=park, wake=wake)
+            else:
+                result = self._run_free(phase, iteration, function)
+        except BaseException:
+            self._order.give_up(phase)
+            raise
+        self._order.end(phase)
         if phase is Phase.SYNC:
             self._end_iteration()
         return result
 
     def finish(self) -> None:
         """The script is over: an iteration that lacks only its sync counts as finished."""
-        if self._last is Phase.TRAIN:
+        if self._order.lacks_only_sync:
             self._end_iteration()
+
+    def close(self) -> None:
+        """No further rollout begins: one that waits in another thread is called off."""
+        self._closed = True
 
     def progress(self, numbers: Mapping[str, Any]) -> None:
         """Tell how far the running phase is; at most twice a second is passed on."""
@@ -100,91 +107,82 @@ class Session:
             if now_s - self._progress_s < _PROGRESS_EVERY_S:
                 return
             self._progress_s = now_s
+        phase, iteration = self._order.current
         self.link.emit(
             EventType.PROGRESS,
-            iteration=self.finished,
-            phase=self._current,
+            iteration=iteration,
+            phase=phase,
             data=numbers_of(numbers),
         )
 
-    def _check_order(self, phase: Phase) -> None:
-        if self._current is not None:
-            raise UserError(f"phase {phase} was called inside phase {self._current}")
-        expected = _FOLLOWS[self._last]
-        if phase not in expected:
-            after = "first" if self._last is None else f"after {self._last}"
-            raise UserError(
-                f"phase {phase} was called where {expected[0]} is due {after}",
-                hint="each iteration is rollout, train, then sync where weights are sent",
-            )
-
     def _run_held(
-        self, phase: Phase, function: Callback, *, park: Callback | None, wake: Callback | None
+        self,
+        phase: Phase,
+        iteration: int,
+        function: Callback,
+        *,
+        park: Callback | None,
+        wake: Callback | None,
     ) -> Any:
         at_boundary = phase is Phase.ROLLOUT
         hold = self._holds.acquire(
             phase,
-            iteration=self.finished,
+            iteration=iteration,
             wake=wake,
             boundary=self._pass_boundary if at_boundary else None,
         )
         if at_boundary:
-            self._iteration_from_s = hold.wanted_s
-        self._current = phase
+            self._began_s[iteration] = hold.wanted_s
         try:
             result = self._holds.call(hold, function)
         except Exception as error:
-            self._current = None
             self._holds.release(hold, park=park, found={"error": type(error).__name__})
             raise
-        self._current = None
-        self._holds.release(hold, park=park, found=self._collect(result))
+        self._holds.release(hold, park=park, found=self._collect(result, iteration))
         return result
 
     def _pass_boundary(self) -> bool:
         """Where an iteration would begin: stop here if cancelled, wait here while paused; whether
-        it was."""
+        it was. What was rolled out before is still trained on."""
         paused = False
-        while (desired := self.link.desired) != "run":
-            self.link.unwant()
-            if desired != "pause":
+        while (desired := self.link.desired) != "run" or self._closed:
+            self.link.unwant(Phase.ROLLOUT)
+            if desired != "pause" or self._closed:
                 raise Cancelled
-            self.link.report_status("paused", iteration=self.finished)
+            if self._order.is_at_rest:
+                self.link.report_status("paused", iteration=self.finished)
             self.link.await_desired(
                 lambda order: order != "pause", timeout_s=self.config.heartbeat_s
             )
             paused = True
         return paused
 
-    def _run_free(self, phase: Phase, function: Callback) -> Any:
+    def _run_free(self, phase: Phase, iteration: int, function: Callback) -> Any:
         """A phase that holds no device: sync, and what a script does before its first rollout."""
         begun_s = self._clock.now_s()
-        self.link.emit(EventType.PHASE_START, iteration=self.finished, phase=phase, at_s=begun_s)
-        self._current = phase
-        try:
-            result = function()
-        finally:
-            self._current = None
-        metrics = self._collect(result)
+        self.link.emit(EventType.PHASE_START, iteration=iteration, phase=phase, at_s=begun_s)
+        result = function()
+        metrics = self._collect(result, iteration)
         if phase is Phase.SYNC and "version" in metrics:
             self._version = int(metrics["version"])
         ended_s = self._clock.now_s()
         self.link.emit(
             EventType.PHASE_END,
-            iteration=self.finished,
+            iteration=iteration,
             phase=phase,
             at_s=ended_s,
             data={**metrics, **_checksum(result), "run_s": ended_s - begun_s, "overhead_s": 0.0},
         )
         return result
 
-    def _collect(self, result: Any) -> dict[str, float]:
+    def _collect(self, result: Any, iteration: int) -> dict[str, float]:
         metrics = numbers_of(result)
-        self._metrics.update(metrics)
+        self._metrics.setdefault(iteration, {}).update(metrics)
         return metrics
 
     def _end_iteration(self) -> None:
-        iteration, metrics = self.finished, self._metrics
+        iteration = self.finished
+        metrics = self._metrics.pop(iteration, {})
         begun_s = self._clock.now_s()
         version = iteration + 1 if self._version is None else self._version
         size_bytes = self._save(finished=iteration + 1, weight_version=version)
@@ -195,8 +193,10 @@ class Session:
                 iteration=iteration,
                 data={"seconds": ended_s - begun_s, "bytes": size_bytes},
             )
-        self.finished, self._metrics, self._version = iteration + 1, {}, None
-        self._last = Phase.SYNC
+        # One step off-policy its rollout was wanted while the iteration before was under way.
+        begun_s, self._ended_s = max(self._began_s.pop(iteration, 0.0), self._ended_s), ended_s
+        self._version = None
+        self._order.end_iteration()
         self.link.emit(
             EventType.ITERATION_END,
             iteration=iteration,
@@ -204,7 +204,7 @@ class Session:
                 **metrics,
                 "finished": self.finished,
                 "weight_version": version,
-                "iteration_s": ended_s - self._iteration_from_s,
+                "iteration_s": ended_s - begun_s,
             },
         )
         self.link.report_status("running", iteration=self.finished)

@@ -105,6 +105,7 @@ def _start(config: DriverConfig, link: Link, engines: Engines) -> Session:
         save=_saver(config, engines, own=own),
         finished=finished,
         owns_process=own,
+        interrupt=_interrupt_main,
     )
 
 

@@ -42,11 +42,14 @@ class Session:
         finished: int = 0,
         owns_process: bool = False,
         clock: Clock | None = None,
+        interrupt: Callback = lambda: None,
     ) -> None:
-        """`owns_process` where the script's own engines run in this very process."""
+        """`interrupt` raises something in the main thread, whatever it waits for. `owns_process`
+        where the script's own engines run in this very process."""
         self.config, self.link, self.engines = config, link, engines
         self._order = Order(finished=finished, max_staleness=config.spec.max_staleness)
         self._save = save
+        self.interrupt = interrupt
         self._clock = clock or SystemClock()
         self._holds = Holds(
             config, link=link, engines=engines, clock=self._clock, owns_process=owns_process

@@ -26,6 +26,12 @@ def activate(session: Session | None) -> None:
     _active[:] = [] if session is None else [session]
 
 
+def interrupt() -> None:
+    """Under rmux, cut short what the main thread does: another thread has failed."""
+    if _active:
+        _active[0].interrupt()
+
+
 def phase(
     name: str, *, park: Callable[[], Any] | None, wake: Callable[[], Any] | None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:

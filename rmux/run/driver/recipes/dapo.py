@@ -18,7 +18,7 @@ from rmux.job import JobSpec
 from rmux.profile.tokens import held_reward_s
 from rmux.run.driver.advantage import grouped_advantages
 from rmux.run.driver.engines import Sample, SyncReport, TrainReport
-from rmux.run.driver.recipes import parts
+from rmux.run.driver.recipes import pace, parts
 from rmux.run.driver.recipes.background import Background
 from rmux.run.driver.recipes.parts import Batch, Parts, Rewards, Rollout
 from rmux.run.driver.recipes.prompts import Drawn
@@ -49,11 +49,17 @@ def main(spec: JobSpec) -> None:
         def sync() -> SyncReport:
             return job.publish()
 
-        for iteration in range(parts.first_iteration(), spec.iterations):
+        def rollout(iteration: int) -> Rounds:
             # User code draws before the phase: prompts for every refill that may come.
-            draws = [job.draw(iteration, refill=n) for n in range(1 + spec.rollout.refills)]
-            train(batch_of(spec, sample(draws)))
-            sync()
+            return sample([job.draw(iteration, refill=n) for n in range(1 + spec.rollout.refills)])
+
+        pace.run(
+            spec,
+            first=parts.first_iteration(),
+            rollout=rollout,
+            train=lambda _, rounds: train(batch_of(spec, rounds)),
+            sync=lambda _: sync(),
+        )
 
 
 def sample_rounds(job: Parts, draws: Sequence[Drawn]) -> Rounds:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import rmux
 from rmux.job import JobSpec
 from rmux.run.driver.engines import Response, Sample, Sampling
+from rmux.run.driver.recipes import pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    responses: tuple[Response, ...]
+    metrics: Mapping[str, float]
 
 
 def main(spec: JobSpec) -> None:
@@ -22,20 +30,23 @@ def main(spec: JobSpec) -> None:
         pass
 
     @rmux.phase("rollout")
-    def rollout() -> dict[str, float]:
-        responses[:] = fleet.generate(prompts, sampling=sampling, on_progress=on_progress)
-        return {"reward": 1 - 1 / (2 + responses[0].weight_version)}
+    def rollout() -> Sampled:
+        responses = fleet.generate(prompts, sampling=sampling, on_progress=on_progress)
+        metrics = {"reward": 1 - 1 / (2 + responses[0].weight_version)}
+        return Sampled(responses=tuple(responses), metrics=metrics)
 
     @rmux.phase("train")
-    def train() -> Any:
-        return trainer.step([Sample(response=r, advantage=0.0) for r in responses])
+    def train(found: Sampled) -> Any:
+        return trainer.step([Sample(response=r, advantage=0.0) for r in found.responses])
 
     @rmux.phase("sync")
     def sync() -> Any:
         return trainer.publish(fleet)
 
-    responses: list[Response] = []
-    for _ in range(int(os.environ["RMUX_START_ITERATION"]), spec.iterations):
-        rollout()
-        train()
-        sync()
+    pace.run(
+        spec,
+        first=int(os.environ["RMUX_START_ITERATION"]),
+        rollout=lambda _: rollout(),
+        train=lambda _, found: train(found),
+        sync=lambda _: sync(),
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -50,6 +51,7 @@ class Parts:
         self._tokenizer = load_tokenizer(spec.model_path)
         self._prompts_of = load_prompts(spec.task_module)
         self._fleet, self._trainer = rmux.fleet(), rmux.trainer()
+        self._scoring = threading.Lock()
         self._sampling = Sampling(
             temperature=spec.rollout.temperature,
             top_p=spec.rollout.top_p,
@@ -89,9 +91,10 @@ class Parts:
         return Rollout(drawn=drawn, responses=tuple(responses), metrics=describe(responses))
 
     def score(self, found: Rollout) -> Rewards:
-        """The reward of each response, None where it failed."""
+        """The reward of each response, None where it failed. One call at a time."""
         texts = [self._tokenizer.decode(response.tokens) for response in found.responses]
-        return self._rewards.score(list(zip(found.drawn.texts, texts, strict=True)))
+        with self._scoring:
+            return self._rewards.score(list(zip(found.drawn.texts, texts, strict=True)))
 
     def step(self, batch: Batch) -> TrainReport:
         """Of the train phase: optimizer steps over the samples."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import rmux
 from rmux.job import JobSpec
 from rmux.run.driver.engines import Sample, SyncReport, TrainReport
-from rmux.run.driver.recipes import parts
+from rmux.run.driver.recipes import pace, parts
 from rmux.run.driver.recipes.parts import Batch, Parts, Rewards, Rollout
 from rmux.run.driver.recipes.prompts import Drawn
 
@@ -30,10 +30,13 @@ def main(spec: JobSpec) -> None:
         def sync() -> SyncReport:
             return job.publish()
 
-        for iteration in range(parts.first_iteration(), spec.iterations):
-            found = sample(job.draw(iteration))
-            train(batch_of(spec, found, job.score(found)))
-            sync()
+        pace.run(
+            spec,
+            first=parts.first_iteration(),
+            rollout=lambda iteration: sample(job.draw(iteration)),
+            train=lambda _, found: train(batch_of(spec, found, job.score(found))),
+            sync=lambda _: sync(),
+        )
 
 
 def batch_of(spec: JobSpec, found: Rollout, rewards: Rewards) -> Batch:

@@ -127,6 +127,8 @@ class NodeReport:
     """Host memory of what runs for the node; 0 until it was measured."""
     jobs_bytes: tuple[tuple[str, int], ...] = ()
     """(job, its part of `resident_bytes`)."""
+    stops: tuple[tuple[str, int, str], ...] = ()
+    """(job, attempt, why): attempts that must end for the host memory they hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from rmux.cluster import DeviceId
 from rmux.errors import RmuxError
 from rmux.group import Placement
 from rmux.ids import NodeId
-from rmux.run import processes
+from rmux.run import host_memory, processes
 from rmux.run.channel import connect
 from rmux.run.messages import DriverReport, streams
+from rmux.run.workers.cache import CacheFiles
 
 _EVERY_S = 0.25
 
@@ -84,21 +85,16 @@ class ResidentWatch:
 
     def _note(self, living: Iterable[processes.ProcessId]) -> None:
         before = self._in_use
-        now_bytes: dict[NodeId, int] = {}
+        pids: dict[NodeId, set[int]] = {}
         for process in living:
-            node = self._pids.get(process.pid, self._home)
-            now_bytes[node] = now_bytes.get(node, 0) + pss_bytes(process.pid)
+            pids.setdefault(self._pids.get(process.pid, self._home), set()).add(process.pid)
+        now_bytes = {
+            node: host_memory.job_bytes(
+                found, host_memory.segments_bytes(CacheFiles.of(self._tag, node).stem)
+            )
+            for node, found in pids.items()
+        }
         for node, count in now_bytes.items():
             self.peak_bytes[node] = max(count, self.peak_bytes.get(node, 0))
             if self._finished and node not in before:
                 self.parked_bytes[node] = max(count, self.parked_bytes.get(node, 0))
-
-
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of a process; 0 when it has ended."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_full_info().pss)
-    except psutil.Error:
-        return 0

@@ -104,6 +104,8 @@ class Run:
     """Init was the last phase granted."""
     fence: str = ""
     """Why this attempt is to be killed."""
+    slack_s: float = 0.0
+    """What one cold wake leaves of its promise in an iteration, seconds."""
     rewarded: bool = False
     ending: tuple[JobState, Reason, str] | None = None
     """How it ended; written once its devices are released."""

@@ -13,8 +13,9 @@ from rmux.events import EventType, PhaseEvent, from_document
 from rmux.ids import JobId, NodeId
 from rmux.job import Phase
 from rmux.place import rotation as rotations
+from rmux.place.residency import job_memory
 from rmux.place.rotation import Wanted
-from rmux.run.controller import members
+from rmux.run.controller import ledger, members
 from rmux.run.controller.state import Command, Gate, GroupView, Inputs, Run, State, UpdateJob
 from rmux.run.controller.turn import Turn
 from rmux.run.messages import DeviceReport, DriverOrder, DriverStatus, Grant, Grants, NodeReport
@@ -76,6 +77,9 @@ def _take_view(turn: Turn, view: GroupView) -> None:
                 members.adopt(turn, turn.runs[job_id])
         else:
             turn.change(known, view=member)
+    slacks_s = ledger.slacks_s([one.member for one in view.members], turns=view.turns)
+    for job_id, slack_s in slacks_s.items():
+        turn.change(turn.runs[job_id], slack_s=slack_s)
     if not turn.state.ready and view.open_grants:
         turn.set(open_grants=view.open_grants)
     turn.set(had_member=turn.state.had_member or view.had_member or bool(wanted))
@@ -104,26 +108,15 @@ def _take_report(turn: Turn, report: NodeReport) -> None:
     node = NodeId(report.node)
     turn.gates[node] = Gate(report=report, heard_s=turn.now_s)
     if report.resident_bytes:
-        _note_memory(turn, node, report.resident_bytes)
+        ledger.note_memory(turn, node, report.resident_bytes, dict(report.jobs_bytes))
+    for job, attempt, why in report.stops:
+        ledger.note_stop(turn, JobId(job), attempt, why)
     for device in report.devices:
         _take_device(turn, device)
     for status in report.drivers:
         _take_status(turn, node, status)
     for document in report.events:
         _take_event(turn, document)
-
-
-def _note_memory(turn: Turn, node: NodeId, resident_bytes: int) -> None:
-    """Journal the host memory of a node when it is news."""
-    limits = turn.limits
-    told = turn.memory.get(node)
-    if told is not None:
-        before_bytes, at_s = told
-        changed = abs(resident_bytes - before_bytes) > limits.memory_change * before_bytes
-        if not changed or turn.now_s - at_s < limits.memory_every_s:
-            return
-    turn.memory[node] = (resident_bytes, turn.now_s)
-    turn.emit(EventType.MEMORY, node=node, data={"resident_bytes": resident_bytes})
 
 
 def _take_device(turn: Turn, report: DeviceReport) -> None:
@@ -355,6 +348,8 @@ def _orders(turn: Turn, node: NodeId) -> list[DriverOrder]:
             desired=members.desired(turn, run),
             home=run.home,
             fence=run.fence,
+            planned_bytes=job_memory(run.view.member, node).most_bytes,
+            slack_s=run.slack_s,
         )
         for run in turn.runs.values()
         if members.is_running(run) and node in run.gates

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rmux.clock import SystemClock
+from rmux.cluster import Node
 from rmux.errors import RmuxError
 from rmux.ids import GroupId, NodeId
 from rmux.run import processes
@@ -24,8 +25,10 @@ from rmux.run.runner.gate import Attempt, Gate
 from rmux.run.runner.launch import Cleared, Launched, Site, attempt_tag, clear
 from rmux.run.runner.memory import NodeMemory, Resident, watch_memory
 from rmux.run.runner.outbox import Outbox
+from rmux.run.runner.pressure import HOST_MARKS, NODE_MARKS, Marks, Policy
 from rmux.run.runner.proof import Proofs
 from rmux.run.runner.saved import Saved
+from rmux.run.runner.shedding import Shedding
 from rmux.store import pools
 from rmux.store.engine import Store
 
@@ -54,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
     except RmuxError as error:
         logger.error("%s", error)
         return 1
-    devices = tuple(str(device) for device in node.devices)
-    return Runner(args, inbox, store, channel, devices=devices).run()
+    return Runner(args, inbox, store, channel, node=node).run()
 
 
 class Runner:
@@ -66,7 +68,7 @@ class Runner:
         store: Store,
         channel: Channel,
         *,
-        devices: tuple[str, ...],
+        node: Node,
     ) -> None:
         self._group, self._node = GroupId(args.group), NodeId(args.node)
         self._heartbeat_s: float = args.heartbeat_s
@@ -84,7 +86,7 @@ class Runner:
         self._path = saved_file.path_of(args.tag, args.node)
         saved = saved_file.read(self._path)
         self._gate = Gate(
-            devices,
+            map(str, node.devices),
             emit=self._outbox.emit,
             fence_grace_s=args.fence_grace_s,
             epoch=saved.epoch,
@@ -98,7 +100,14 @@ class Runner:
         self._stopping = False
         self._clearing: set[Attempt] = set()
         self._memory = NodeMemory(self._node)
-        self._resident_bytes = 0
+        self._memory_look_s: float = args.memory_look_s
+        self._resident: Resident | None = None
+        self._shedding = Shedding(
+            node.id,
+            limit_bytes=node.usable_memory_bytes,
+            policy=Policy(node=args.node_marks, host=args.host_marks, pause_s=args.memory_pause_s),
+            emit=self._outbox.emit,
+        )
         self._written = (-1, -1, -1)
         self._subscribed: set[str] | None = None
         self._permits: dict[str, tuple[Permits, float]] = {}
@@ -109,7 +118,12 @@ class Runner:
     def run(self) -> int:
         self._subscribe()
         self._inbox.listen(self._channel)
-        watch_memory(self._memory, post=self._inbox.post)
+        watch_memory(
+            self._memory,
+            post=self._inbox.post,
+            least_s=self._memory_look_s,
+            is_tight=self._shedding.is_tight,
+        )
         processes.take_precedence()
         while not (self._stopping and self._drivers.all_over):
             wait_s = self._proofs.wait_s()
@@ -152,6 +166,7 @@ class Runner:
                 if item.stream == streams.driver_reports(report.status.job, self._node):
                     self._gate.take_report(report, now_s=now_s)
                     self._drivers.take_report(report)
+                    self._shedding.take_report(report)
                     self._learn(report)
         elif isinstance(item, Launched | Ended):
             self._drivers.take(item, now_s=now_s)
@@ -160,12 +175,21 @@ class Runner:
             self._gate.end_attempt((item.job, item.attempt), now_s=now_s)
             self._drivers.take(item, now_s=now_s)
         elif isinstance(item, Resident):
-            self._resident_bytes = item.resident_bytes
+            self._take_resident(item, now_s=now_s)
         elif item is _STOP and not self._stopping:
             logger.info("stopping: its drivers end first")
             self._stopping = True
             for driver in self._drivers.known.values():
                 self._drivers.terminate(driver)
+
+    def _take_resident(self, seen: Resident, *, now_s: float) -> None:
+        self._resident = seen
+        in_use = {
+            position.grant.job
+            for position in self._gate.positions.values()
+            if position.grant is not None and not position.is_free
+        }
+        self._shedding.take(seen, self._gate.orders, in_use=in_use, now_s=now_s)
 
     def _learn(self, report: DriverReport) -> None:
         job, attempt = report.status.job, report.status.attempt
@@ -181,6 +205,8 @@ class Runner:
             if order.fence:
                 overdue.setdefault((order.job, order.attempt), order.fence)
         for key, why in overdue.items():
+            self._drivers.fence(key, why=why)
+        for key, why in self._shedding.stops.items():
             self._drivers.fence(key, why=why)
         # The runner of its home kills a driver; this one steps in where that does not happen.
         for key in self._gate.overdue(now_s=now_s, graces=_CLEAR_GRACES):
@@ -237,6 +263,7 @@ class Runner:
             if not driver.is_over:
                 attempts[driver.job] = driver.attempt
         for job, attempt in attempts.items():
+            shed, shed_n = self._shedding.asked(job, attempt)
             permits = Permits(
                 grants=self._gate.passed_on(job, attempt),
                 desired=self._desired(job, attempt),
@@ -245,6 +272,8 @@ class Runner:
                     for source, number in self._gate.acks.items()
                     if source == f"{job}/{attempt}"
                 ),
+                shed=shed,
+                shed_n=shed_n,
             )
             before, sent_s = self._permits.get(job, (None, float("-inf")))
             if permits != before or now_s - sent_s >= self._heartbeat_s:
@@ -275,7 +304,9 @@ class Runner:
             devices=self._gate.reports(now_s=now_s),
             drivers=self._drivers.statuses(),
             events=(*self._outbox.events, *driver_events),
-            resident_bytes=self._resident_bytes,
+            resident_bytes=0 if self._resident is None else self._resident.resident_bytes,
+            jobs_bytes=tuple(sorted(self._resident.jobs.items())) if self._resident else (),
+            stops=tuple((*key, why) for key, why in sorted(self._shedding.stops.items())),
         )
         before, sent_s = self._reported
         if report != before or now_s - sent_s >= self._heartbeat_s:
@@ -291,7 +322,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stop-grace-s", type=float, default=8.0)
     parser.add_argument("--fence-grace-s", type=float, default=10.0)
     parser.add_argument("--lock-timeout-s", type=float, default=10.0)
+    parser.add_argument("--memory-look-s", type=float, default=1.0)
+    parser.add_argument("--memory-pause-s", type=float, default=Policy().pause_s)
+    # Fractions at which caches go, state is spilled, an attempt ends: '0.95,1,1.05'.
+    parser.add_argument("--node-marks", type=_marks, default=NODE_MARKS)
+    parser.add_argument("--host-marks", type=_marks, default=HOST_MARKS)
     return parser.parse_args(argv)
+
+
+def _marks(text: str) -> Marks:
+    caches, spill, stop = map(float, text.split(","))
+    return Marks(caches=caches, spill=spill, stop=stop)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from rmux.cluster import DeviceId
 from rmux.ids import NodeId
+from rmux.run import host_memory
+from rmux.run.host_memory import HostMemory
 from rmux.run.messages import DriverReport
 from rmux.run.processes import tagged
+from rmux.run.workers.cache import CacheFiles
 
-_EVERY_S = 30.0  # the kernel walks every page of every process for it
+_EVERY_S = 30.0
+_SHARE = 0.01
+"""Of a core, that counting may take."""
+
+Tight = Callable[[HostMemory], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    resident_bytes: int
+    """One measurement, bytes."""
+
+    own_bytes: int
+    """Of the runner itself."""
+    jobs: Mapping[str, int]
+    host: HostMemory
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.own_bytes + sum(self.jobs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +80,38 @@ class NodeMemory:
         for job in [job for job in self._jobs if job not in jobs]:
             del self._jobs[job]
 
-    def resident_bytes(self) -> int:
-        """PSS of this runner and of the jobs' processes here: shared pages are counted once."""
-        pids = {os.getpid()}
-        for job in list(self._jobs.values()):
-            found = {process.pid for process in tagged(job.tag)}
-            pids |= found - job.others if job.is_home else found & job.own
-        return sum(map(_pss_bytes, pids))
+    def measure(self) -> Resident:
+        """Of this runner and of each job's processes and shared segments here."""
+        jobs = {name: self._job_bytes(job) for name, job in list(self._jobs.items())}
+        own_bytes = host_memory.pss_bytes(os.getpid())
+        return Resident(own_bytes=own_bytes, jobs=jobs, host=host_memory.read_host())
+
+    def _job_bytes(self, job: JobProcesses) -> int:
+        found = {process.pid for process in tagged(job.tag)}
+        pids = found - job.others if job.is_home else found & job.own
+        segments = host_memory.segments_bytes(CacheFiles.of(job.tag, self._node).stem)
+        return host_memory.job_bytes(pids, segments)
 
 
-def watch_memory(memory: NodeMemory, *, post: Callable[[Resident], None]) -> None:
-    """Post the sum every half minute, from a thread of its own."""
+def watch_memory(
+    memory: NodeMemory, *, post: Callable[[Resident], None], least_s: float, is_tight: Tight
+) -> None:
+    """Post what is held, from a thread of its own.
+
+    Counting makes the kernel walk every page of every process, so it may take a hundredth of a
+    core, at most every `least_s` and at least every half minute; but where the host itself is
+    tight, it is counted every `least_s`, for then it must be known who holds what.
+    """
 
     def loop() -> None:
         pause = threading.Event()
-        while not pause.wait(_EVERY_S):
-            post(Resident(memory.resident_bytes()))
+        due_s = 0.0
+        while not pause.wait(least_s):
+            begun_s = time.monotonic()
+            if begun_s < due_s and not is_tight(host_memory.read_host()):
+                continue
+            post(memory.measure())
+            took_s = time.monotonic() - begun_s
+            due_s = begun_s + min(_EVERY_S, took_s / _SHARE)
 
     threading.Thread(target=loop, name="memory", daemon=True).start()
-
-
-def _pss_bytes(pid: int) -> int:
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_full_info().pss)
-    except psutil.Error:
-        return 0

@@ -341,12 +341,47 @@ def test_host_memory_is_journaled_when_it_changed_and_not_too_often():
         (60, 1900),
     ):
         clock.sleep_s(wait_s)
-        report = NodeReport(node="r0", runner="x", epoch=1, resident_bytes=resident_bytes)
+        report = NodeReport(
+            node="r0",
+            runner="x",
+            epoch=1,
+            resident_bytes=resident_bytes,
+            jobs_bytes=(("j-a", resident_bytes),) if resident_bytes else (),
+        )
         inputs = Inputs(now_s=clock.now_s(), utc=clock.utc_now(), reports=(report,))
         state, commands = step(state, inputs)
         for command in commands:
             for operation in command.operations:
                 journaled += operation.events
     assert [(event.type, event.node, dict(event.data)) for event in journaled] == [
-        (EventType.MEMORY, "r0", {"resident_bytes": found}) for found in (1000, 2000, 2110, 1900)
+        (EventType.MEMORY, "r0", {"resident_bytes": found, "jobs": {"j-a": found}})
+        for found in (1000, 2000, 2110, 1900)
     ]
+
+
+def test_runners_are_told_what_admission_counted_and_what_a_cold_wake_leaves(samples):
+    world = World(samples, iterations=4)
+    for name in ("j-a", "j-b"):
+        view = world.members[name]
+        train = dataclasses.replace(view.member.profile.train, cold_s=0.05 if name == "j-a" else 9)
+        profile = dataclasses.replace(
+            view.member.profile, train=train, train_resident_bytes=700, switch_peak_bytes=50
+        )
+        member = dataclasses.replace(view.member, profile=profile)
+        world.members[name] = dataclasses.replace(view, member=member)
+    world.start_controller(epoch=1)
+    world.run(0.5)
+    orders = {order.job: order for order in world.state.sent["t0"][0].drivers}
+    assert {order.planned_bytes for order in orders.values()} == {750}
+    assert {order.planned_bytes for order in world.state.sent["r0"][0].drivers} == {2**28 + 50}
+    assert orders["j-a"].slack_s > 0 > orders["j-b"].slack_s
+
+
+def test_an_attempt_that_a_runner_elsewhere_wants_to_end_is_fenced_at_its_home(samples):
+    world = World(samples, iterations=50)
+    world.run(0.5)
+    report = NodeReport(node="r0", runner="x", epoch=1, stops=(("j-a", 1, "too much memory"),))
+    inputs = Inputs(now_s=world.clock.now_s(), utc=world.clock.utc_now(), reports=(report,))
+    state, _ = step(world.state, inputs)
+    fences = {order.job: order.fence for order in state.sent["t0"][0].drivers}
+    assert fences == {"j-a": "too much memory", "j-b": ""}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -49,25 +50,56 @@ def report(driver, **pids):
 
 
 def mib(memory, idle):
-    return (memory.resident_bytes() - idle) / MIB
+    return (memory.measure().resident_bytes - idle) / MIB
 
 
 def test_a_device_counts_at_its_node_and_the_rest_of_a_job_at_its_home(attempt):
     tag, driver, worker, rank = attempt
     roll, train = NodeMemory(NodeId("roll")), NodeMemory(NodeId("train"))
-    idle = roll.resident_bytes()
+    idle = roll.measure().resident_bytes
     assert idle > MIB, "the runner itself"
     for memory, is_home in ((roll, False), (train, True)):
         memory.learn(report(driver, roll=(worker,)), tag=tag, is_home=is_home)
         memory.learn(report(driver, train=(rank,)), tag=tag, is_home=is_home)
     assert 40 <= mib(roll, idle) < 60
     assert 100 <= mib(train, idle) < 140
+    assert roll.measure().jobs["a"] >= 40 * MIB, "each job's part is known"
+
+
+def test_shared_memory_counts_once_whether_it_is_mapped_or_not(attempt):
+    tag, driver, worker, _ = attempt
+    memory = NodeMemory(NodeId("roll"))
+    memory.learn(report(driver, roll=(worker,)), tag=tag, is_home=False)
+    before = memory.measure().jobs["a"]
+    path = Path(f"/dev/shm/{tag}-roll-weights.0")
+    path.write_bytes(bytes(30 * MIB))
+    try:
+        unmapped = memory.measure().jobs["a"] - before
+        hold = (
+            "import mmap, sys; f = open(sys.argv[1], 'rb');"
+            "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); s = sum(m[::4096]);"
+            "print('held', flush=True); input()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", hold, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, processes.TAG_VARIABLE: tag},
+        ) as reader:
+            assert reader.stdout.readline() == b"held\n"
+            memory.learn(report(driver, roll=(worker, reader.pid)), tag=tag, is_home=False)
+            mapped = memory.measure().jobs["a"] - before
+            reader.communicate(b"\n")
+    finally:
+        path.unlink()
+    assert 30 * MIB <= unmapped < 33 * MIB
+    assert 30 * MIB <= mapped < 45 * MIB, "the reader itself is some of it"
 
 
 def test_a_driver_that_works_itself_counts_at_its_home_alone(attempt):
     tag, driver, *_ = attempt
     roll, train = NodeMemory(NodeId("roll")), NodeMemory(NodeId("train"))
-    idle = roll.resident_bytes()
+    idle = roll.measure().resident_bytes
     for memory, is_home in ((roll, False), (train, True)):
         memory.learn(report(driver, roll=(driver,), train=(driver,)), tag=tag, is_home=is_home)
     assert mib(roll, idle) < 5
@@ -77,7 +109,7 @@ def test_a_driver_that_works_itself_counts_at_its_home_alone(attempt):
 def test_a_job_that_has_left_and_an_earlier_attempt_are_forgotten(attempt):
     tag, driver, worker, _ = attempt
     memory = NodeMemory(NodeId("roll"))
-    idle = memory.resident_bytes()
+    idle = memory.measure().resident_bytes
     memory.learn(report(driver, roll=(worker,)), tag="rxearlier", is_home=False)
     memory.learn(report(driver), tag=tag, is_home=False)
     assert mib(memory, idle) < 5

@@ -122,6 +122,27 @@ class RewardSpec:
     """Deadline of one call; a call that is late fails its sample, not the phase."""
     seconds_per_sample: float = 0.0
     """Worst-case time of one call, for the plan."""
+    max_failed: float = 0.5
+    """Fraction of an iteration's calls that may fail; beyond it the job fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """Rollouts of several turns; without a function there is one turn and no environment."""
+
+    function: str = ""
+    """'file.py:name' of a class or factory of environments with reset and step."""
+    max_turns: int = 8
+    turn_tokens: int = 0
+    """Most tokens sampled in one turn; 0 for what is left of `rollout.max_tokens`."""
+    timeout_s: float = 10.0
+    """Deadline of one call; a call that is late fails its episode, not the phase."""
+    processes: int = 2
+    """Sandboxes among which the episodes are shared out."""
+    seconds_per_step: float = 0.01
+    """Worst-case time of one call, for the plan."""
+    max_failed: float = 0.5
+    """Fraction of an iteration's episodes that may fail; beyond it the job fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +207,7 @@ class JobSpec:
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
     reward: RewardSpec = field(default_factory=RewardSpec)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     emulated: EmulatedSpec = field(default_factory=EmulatedSpec)
     labels: tuple[tuple[str, str], ...] = ()

@@ -18,6 +18,7 @@ from rmux.job import (
     CheckpointSpec,
     EmulatedSpec,
     Engine,
+    EnvironmentSpec,
     JobSpec,
     RewardSpec,
     RolloutSpec,
@@ -129,6 +130,9 @@ def spec_hash(spec: JobSpec) -> str:
     for key in _NOT_TIMED_OF_TRAIN:
         del document["train"][key]
     del document["checkpoint"]["keep"]
+    del document["reward"]["max_failed"], document["environment"]["max_failed"]
+    if not spec.environment.function:
+        del document["environment"]
     if spec.engine is Engine.REAL:
         del document["emulated"]
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -143,6 +147,7 @@ def _problems(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, s
     if file.engine == "emulated":
         return
     yield from _missing(file)
+    yield from _environment(file)
     yield from _batches(file)
     for location, text in _files(file):
         target = folder / text
@@ -154,11 +159,13 @@ def _missing(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
     if file.script is not None:
         return
     recipe = file.recipe or "grpo"
-    for location, value in (
-        (("model", "path"), file.model.path),
-        (("task", "prompts"), file.task.prompts),
-        (("reward", "function"), file.reward.function),
-    ):
+    needed: list[tuple[tuple[str, str], str | None]] = [(("model", "path"), file.model.path)]
+    if file.environment.function is None:
+        needed += [
+            (("task", "prompts"), file.task.prompts),
+            (("reward", "function"), file.reward.function),
+        ]
+    for location, value in needed:
         if not value:
             yield location, f"{'.'.join(location)} is missing; recipe {recipe!r} needs it"
     if recipe != "ppo" and file.rollout.samples_per_prompt < 2:
@@ -167,6 +174,24 @@ def _missing(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
             (
                 f"rollout.samples_per_prompt is 1; recipe {recipe!r} compares the samples of one "
                 "prompt, so write at least 2"
+            ),
+        )
+
+
+def _environment(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
+    found, most = file.environment, file.rollout.max_tokens
+    if found.function is None:
+        return
+    if file.task.prompts is not None:
+        yield ("task", "prompts"), "task.prompts: the environment's reset gives the prompts"
+    if file.reward.function is not None:
+        yield ("reward", "function"), "reward.function: the environment's step gives the rewards"
+    if found.turn_tokens is not None and found.turn_tokens > most:
+        yield (
+            ("environment", "turn_tokens"),
+            (
+                f"environment.turn_tokens is {found.turn_tokens}, but a whole response has "
+                f"rollout.max_tokens, {most}, at most"
             ),
         )
 
@@ -212,8 +237,9 @@ def _files(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
         yield ("model", "path"), file.model.path
     if file.task.prompts:
         yield ("task", "prompts"), file.task.prompts.rpartition(":")[0]
-    if file.reward.function:
-        yield ("reward", "function"), file.reward.function.rpartition(":")[0]
+    for section, named in (("reward", file.reward), ("environment", file.environment)):
+        if named.function:
+            yield (section, "function"), named.function.rpartition(":")[0]
 
 
 def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
@@ -224,7 +250,7 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
         path, _, name = (text or "").rpartition(":")
         return f"{absolute(path)}:{name}" if path else ""
 
-    reward, emulated = file.reward, file.emulated
+    reward, environment, emulated = file.reward, file.environment, file.emulated
     rollout = file.rollout.model_dump()
     rollout["kv_cache_bytes"] = rollout.pop("kv_cache")
     train, is_dapo = file.train.model_dump(), file.recipe == "dapo"
@@ -254,6 +280,16 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
             function=function(reward.function),
             timeout_s=reward.timeout,
             seconds_per_sample=reward.time_per_sample,
+            max_failed=reward.max_failed,
+        ),
+        environment=EnvironmentSpec(
+            function=function(environment.function),
+            max_turns=environment.max_turns,
+            turn_tokens=environment.turn_tokens or 0,
+            timeout_s=environment.timeout,
+            processes=environment.processes,
+            seconds_per_step=environment.time_per_step,
+            max_failed=environment.max_failed,
         ),
         checkpoint=CheckpointSpec(**file.checkpoint.model_dump()),
         emulated=EmulatedSpec(

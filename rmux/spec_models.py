@@ -81,6 +81,7 @@ Name = Annotated[str, AfterValidator(_name)]
 Function = Annotated[str, AfterValidator(_function)]
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
@@ -132,6 +133,17 @@ class RewardSection(Section):
     function: Function | None = None
     timeout: Annotated[Duration, Field(gt=0)] = 10.0
     time_per_sample: Duration = 0.0
+    max_failed: Share = 0.5
+
+
+class EnvironmentSection(Section):
+    function: Function | None = None
+    max_turns: Annotated[int, Field(ge=1, le=10_000)] = 8
+    turn_tokens: Count | None = None
+    timeout: Annotated[Duration, Field(gt=0)] = 10.0
+    processes: Annotated[int, Field(ge=1, le=1024)] = 2
+    time_per_step: Duration = 0.01
+    max_failed: Share = 0.5
 
 
 class CheckpointSection(Section):
@@ -175,6 +187,7 @@ class SpecFile(Section):
     rollout: RolloutSection = Field(default_factory=RolloutSection)
     train: TrainSection = Field(default_factory=TrainSection)
     reward: RewardSection = Field(default_factory=RewardSection)
+    environment: EnvironmentSection = Field(default_factory=EnvironmentSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     emulated: EmulatedSection = Field(default_factory=EmulatedSection)
 

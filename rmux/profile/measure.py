@@ -13,7 +13,7 @@ from rmux.errors import CheckError
 from rmux.estimate import JobProfile, PhaseEstimate, ProfileSource
 from rmux.ids import ProfileId
 from rmux.job import JobSpec
-from rmux.profile.tokens import reward_s
+from rmux.profile.tokens import environment_s, reward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ def fit(
 
     A rollout is scaled by its longest response, a train phase by the tokens it trained on; where
     lengths are not known nothing is scaled. Rewards run outside the phases that are timed, so the
-    worst rollout gets their stated time on top. CheckError when there are no runs.
+    worst rollout gets their stated time on top, and that of environments. CheckError when there
+    are no runs.
     """
     if not samples.rollout_s or not samples.train_s:
         raise CheckError(
@@ -95,7 +96,7 @@ def fit(
         rollout=_phase(
             samples.rollout_s,
             [
-                run_s + reward_s(spec)
+                run_s + reward_s(spec) + environment_s(spec)
                 for run_s in _scaled(samples.rollout_s, samples.longest_tokens, rollout.max_tokens)
             ],
             switch_s=_most(samples.rollout_switch_s),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rmux.job import JobSpec
 from rmux.profile.footprint import ModelShape
 from rmux.profile.hardware import Hardware
-from rmux.profile.tokens import Workload, reward_s, workload_of
+from rmux.profile.tokens import Workload, environment_s, reward_s, workload_of
 
 LOCAL_BYTES_PER_S = 2e9
 """Weights between processes of one host, when no link rate is declared."""
@@ -50,7 +50,7 @@ def estimate(
     link_bytes_per_s = LOCAL_BYTES_PER_S if link_bps is None else link_bps / 8
     checkpoint_bytes = train_state_bytes * spec.train.devices
     return Estimate(
-        rollout_s=rollout_s(spec, shape, rollout, work) + reward_s(spec),
+        rollout_s=rollout_s(spec, shape, rollout, work) + reward_s(spec) + environment_s(spec),
         train_s=train_s(shape, train, work),
         rollout_switch_s=rollout.switch_overhead_s + weights / rollout.host_bytes_per_s,
         train_switch_s=train.switch_overhead_s + _move_s(train, train_state_bytes),
@@ -65,7 +65,7 @@ def estimate(
 
 
 def rollout_s(spec: JobSpec, shape: ModelShape, hardware: Hardware, work: Workload) -> float:
-    """Prompts once, then `response_tokens` decode steps per wave, at the mean context length."""
+    """Prompts once a turn, then `response_tokens` decode steps per wave, at the mean context."""
     compute = hardware.flops * hardware.compute_fraction
     memory = hardware.memory_bytes_per_s * hardware.memory_fraction
     context = work.prompt_tokens + work.response_tokens / 2
@@ -78,7 +78,7 @@ def rollout_s(spec: JobSpec, shape: ModelShape, hardware: Hardware, work: Worklo
         memory_s = (weights + batch * kv_bytes) / memory
         step_s = hardware.step_overhead_s + batch * hardware.sequence_overhead_s
         step_s += compute_s + memory_s if hardware.is_cpu else max(compute_s, memory_s)
-        prefill_s = batch * work.prompt_tokens * 2.0 * shape.active_params / compute
+        prefill_s = batch * work.prefill_tokens * 2.0 * shape.active_params / compute
         seconds += prefill_s + work.response_tokens * step_s
     return seconds
 

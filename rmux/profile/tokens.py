@@ -16,6 +16,8 @@ class Workload:
     prompt_tokens: int
     response_tokens: int
     """Of each sequence."""
+    prefill_tokens: int
+    """Of each sequence, over all its turns: without a cache each turn reads again what was."""
     train_sequences: int
     micro_batches: int
     """Forward and backward passes of a train device."""
@@ -42,10 +44,13 @@ def workload_of(spec: JobSpec, *, kv_bytes_per_token: int) -> Workload:
     here = -(-rollout.num_samples // rollout.devices)
     full, rest = divmod(here, together)
     trained = -(-rollout.num_samples // train.devices)
+    further_turns = spec.environment.max_turns - 1 if spec.environment.function else 0
+    turn_tokens = rollout.max_prompt_tokens + rollout.max_tokens // 2
     return Workload(
         waves=((together,) * full + ((rest,) if rest else ())) * (1 + rollout.refills),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_tokens,
+        prefill_tokens=rollout.max_prompt_tokens + further_turns * turn_tokens,
         train_sequences=trained,
         micro_batches=-(-trained // train.micro_batch),
     )
@@ -61,6 +66,22 @@ def reward_s(spec: JobSpec) -> float:
     Rewards that decide on a refill are waited for in the phase, `held_reward_s` for each.
     """
     return _stated_reward_s(spec) + spec.rollout.refills * held_reward_s(spec)
+
+
+def environment_s(spec: JobSpec) -> float:
+    """Longest time that a rollout phase waits for its environments, seconds.
+
+    One `reset` and at most `max_turns` steps per episode, one after the other in each of the
+    `processes`, while no device has anything to sample: that is the worst. None is waited for
+    beyond its deadline. 0 without an environment.
+    """
+    found = spec.environment
+    if not found.function:
+        return 0.0
+    episodes = -(-spec.rollout.num_samples // found.processes)
+    rounds = 1 + spec.rollout.refills
+    call_s = min(found.seconds_per_step, found.timeout_s)
+    return rounds * episodes * (found.max_turns + 1) * call_s
 
 
 def held_reward_s(spec: JobSpec) -> float:

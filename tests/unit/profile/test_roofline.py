@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from rmux.errors import UserError
-from rmux.job import JobSpec, RewardSpec, RolloutSpec, TrainSpec
+from rmux.job import EnvironmentSpec, JobSpec, RewardSpec, RolloutSpec, TrainSpec
 from rmux.profile import hardware
 from rmux.profile.footprint import ModelShape, shape_of
 from rmux.profile.roofline import Estimate, estimate
-from rmux.profile.tokens import workload_of
+from rmux.profile.tokens import environment_s, workload_of
 
 TINY = shape_of(
     {
@@ -98,6 +98,19 @@ def test_more_devices_share_the_samples():
 def test_reward_time_is_part_of_the_worst_rollout():
     one = replace(spec(2, 10), reward=RewardSpec(seconds_per_sample=0.5))
     assert on_cpu(one).rollout_s == pytest.approx(on_cpu(spec(2, 10)).rollout_s + 16 * 0.5)
+
+
+def test_turns_and_their_environments_are_part_of_the_worst_rollout():
+    plain = spec(2, 10)
+    lake = EnvironmentSpec(function="a.py:A", max_turns=3, processes=4, seconds_per_step=0.5)
+    one = replace(plain, environment=lake)
+    # 16 episodes in 4 processes, a reset and 3 steps each; 2 more turns read 8 + 10/2 tokens again.
+    assert environment_s(one) == 4 * 4 * 0.5
+    assert workload_of(one, kv_bytes_per_token=1).prefill_tokens == 8 + 2 * 13
+    assert workload_of(plain, kv_bytes_per_token=1).prefill_tokens == 8
+    assert on_cpu(one).rollout_s > on_cpu(plain).rollout_s + 4 * 4 * 0.5
+    late = replace(one, environment=replace(lake, seconds_per_step=99.0, timeout_s=0.25))
+    assert environment_s(late) == 4 * 4 * 0.25
 
 
 def test_sync_takes_what_one_copy_takes_over_the_link():

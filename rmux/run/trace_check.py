@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rmux.events import EventType, PhaseEvent
 from rmux.job import Phase
 
+_Step = tuple[Phase, int]
 _CYCLE = (Phase.ROLLOUT, Phase.TRAIN, Phase.SYNC)
 
 
@@ -44,12 +45,21 @@ def check(events: Iterable[PhaseEvent]) -> list[Violation]:
     for device, device_holds in sorted(holds.items()):
         found += _check_device(device, device_holds)
     by_attempt: dict[tuple[str, int], list[PhaseEvent]] = {}
+    ends: dict[tuple[str, int], dict[_Step, float]] = {}
     for event in known:
-        if event.type is EventType.PHASE_START and event.job_id is not None:
-            key = (event.job_id, int(event.data.get("attempt", 0)))
+        if event.job_id is None or event.phase not in _CYCLE or event.iteration is None:
+            continue
+        key = (event.job_id, int(event.data.get("attempt", 0)))
+        if event.type is EventType.PHASE_START:
             by_attempt.setdefault(key, []).append(event)
+        elif event.type is EventType.PHASE_END and "error" not in event.data:
+            ends.setdefault(key, {})[event.phase, event.iteration] = event.at_s
     for (job, attempt), starts in sorted(by_attempt.items()):
-        found += _check_phases(f"{job} attempt {attempt}", starts)
+        what = f"{job} attempt {attempt}"
+        if any(event.data.get("max_staleness") for event in starts):
+            found += _check_ahead(what, starts, ends.get((job, attempt), {}))
+        else:
+            found += _check_phases(what, starts)
     return found + _check_restarts(by_attempt)
 
 
@@ -103,8 +113,8 @@ def _check_phases(what: str, starts: list[PhaseEvent]) -> list[Violation]:
     found = []
     before: tuple[int, int] | None = None
     for event in starts:
-        if event.phase not in _CYCLE or event.iteration is None:
-            continue
+        assert event.phase is not None
+        assert event.iteration is not None
         now = (event.iteration, _CYCLE.index(event.phase))
         if before is None:
             allowed = now[1] == 0
@@ -119,18 +129,42 @@ def _check_phases(what: str, starts: list[PhaseEvent]) -> list[Violation]:
     return found
 
 
+def _check_ahead(
+    what: str, starts: list[PhaseEvent], ends: Mapping[_Step, float]
+) -> list[Violation]:
+    """One step off-policy: rollouts in turn, trains in turn, and a rollout only after the sync of
+    two iterations before it."""
+    found = []
+    first = starts[0].iteration or 0
+    begun: set[_Step] = set()
+    for event in starts:
+        assert event.phase is not None
+        assert event.iteration is not None
+        number, step = event.iteration, (event.phase, event.iteration)
+        before: tuple[_Step, ...] = ((Phase.TRAIN, number),)
+        if event.phase is Phase.ROLLOUT:
+            before = ((Phase.ROLLOUT, number - 1), (Phase.SYNC, number - 2))
+        elif event.phase is Phase.TRAIN:
+            before = ((Phase.ROLLOUT, number), (Phase.SYNC, number - 1))
+        for phase, needed in before:
+            if needed >= first and ends.get((phase, needed), float("inf")) > event.at_s:
+                message = f"{what}: {event.phase} of iteration {number} comes before the end of"
+                found.append(
+                    Violation(rule="phase-order", message=f"{message} {phase} of {needed}")
+                )
+        if step in begun:
+            message = f"{what}: {event.phase} of iteration {number} comes twice"
+            found.append(Violation(rule="phase-order", message=message))
+        begun.add(step)
+    return found
+
+
 def _check_restarts(by_attempt: dict[tuple[str, int], list[PhaseEvent]]) -> list[Violation]:
     """A later attempt goes on where the last one was, or a little before, never beyond."""
     found = []
     reached: dict[str, int] = {}
     for (job, attempt), starts in sorted(by_attempt.items()):
-        iterations = [
-            event.iteration
-            for event in starts
-            if event.phase in _CYCLE and event.iteration is not None
-        ]
-        if not iterations:
-            continue
+        iterations = [event.iteration for event in starts if event.iteration is not None]
         if job in reached and iterations[0] > reached[job] + 1:
             message = f"{job} attempt {attempt} begins at iteration {iterations[0]}"
             found.append(

@@ -95,6 +95,8 @@ class Holds:
                 "wait_s": max(0.0, granted_s - wanted_s),
                 "switch_s": now_s - woken_from_s,
                 "overhead_s": hold.overhead_s,
+                # Tells whoever reads the journal that the next rollout may come before this train.
+                **({"max_staleness": stale} if (stale := self._config.spec.max_staleness) else {}),
             },
         )
         return hold

@@ -162,3 +162,39 @@ def test_a_grant_lost_with_its_controller_is_known_from_its_release(samples):
     assert trace.rules == []
     trace.phase("b", Phase.ROLLOUT, "r/0", 6, 31.0, 33.0, iteration=2)
     assert trace.rules == ["overlap", "early-start"]
+
+
+def one_ahead(samples, *, rollout_s=((0.0, 4.0), (4.0, 8.0), (9.0, 12.0)), sync_s=(7.0, 12.5)):
+    """One step off-policy, three rollouts and two trains: the second rollout beside the train."""
+    trace = Trace(samples)
+    for number, (from_s, until_s) in enumerate(rollout_s):
+        about = {"iteration": number, "max_staleness": 1}
+        trace.phase("a", Phase.ROLLOUT, "r/0", number + 1, from_s, until_s, **about)
+    for number, from_s in enumerate((4.0, 9.0)):
+        about = {"iteration": number, "max_staleness": 1}
+        trace.phase("a", Phase.TRAIN, "t/0", number + 1, from_s, from_s + 3, **about)
+        trace.sync("a", sync_s[number], iteration=number)
+        trace.add(EventType.PHASE_END, sync_s[number] + 1, "a", Phase.SYNC, None, iteration=number)
+    return trace
+
+
+def test_one_step_off_policy_a_rollout_may_run_beside_the_train_before_it(samples):
+    assert one_ahead(samples).rules == []
+
+
+def test_one_step_off_policy_a_rollout_waits_for_the_sync_of_two_iterations_before(samples):
+    early = ((0.0, 4.0), (4.0, 7.0), (7.0, 12.0))
+    assert one_ahead(samples, rollout_s=early).rules == ["phase-order"]
+
+
+def test_one_step_off_policy_a_train_waits_for_its_rollout_and_the_sync_before_it(samples):
+    late = ((0.0, 4.0), (4.0, 9.5), (10.0, 12.0))
+    assert one_ahead(samples, rollout_s=late).rules == ["phase-order"]
+    assert one_ahead(samples, sync_s=(8.5, 12.5)).rules == ["phase-order"] * 2
+
+
+def test_an_on_policy_job_may_not_do_what_one_step_off_policy_allows(samples):
+    trace = one_ahead(samples)
+    for event in trace.events:
+        event.data.pop("max_staleness", None)
+    assert "phase-order" in trace.rules

@@ -5,8 +5,9 @@ device it is placed on, or k where it stands k times in the round. Rollout turn 
 rollout turn n+1 … of a job follow each other, and a turn is used or lost on all its devices alike.
 So all turns stand in one total order (round, place in the list, rollout before train) that every
 device respects, and the first open turn can always go on: a phase that collects several devices one
-by one cannot deadlock, whoever was skipped, joined or left. A new list holds from the first round
-that no device has begun, so that the order stays total.
+by one cannot deadlock, whoever was skipped, joined or left. A rollout may begin on the first of its
+devices, give some back early, and end before it had them all: the rest of its turn is passed over.
+A new list holds from the first round that no device has begun, so that the order stays total.
 
 One step off-policy, a job may want its next rollout while its train is still to come. Both have
 turns of their own, and each iteration has the same turn in both pools.
@@ -72,6 +73,20 @@ class Rotation:
         if device not in self.cursors:
             return None
         return self.rounds.job_at(self.rounds.turn(device, self.cursors[device]))
+
+    def next_jobs(self, device: DeviceId) -> tuple[JobId, ...]:
+        """The jobs of the turns to come on the device, a round of them; lost turns left out."""
+        if device not in self.cursors:
+            return ()
+        found: list[JobId] = []
+        at = self.cursors[device]
+        for _ in self.order:
+            turn = self.rounds.turn(device, at)
+            job = self.rounds.job_at(turn)
+            if self.opens.get((job, _kind(self.placements[job], device)), START) <= turn:
+                found.append(job)
+            at = self.rounds.after(turn)
+        return tuple(found)
 
 
 def start(
@@ -240,7 +255,8 @@ class _State:
             return _Verdict.SKIP, None
         wants = [want for want in self.wants.get(job, ()) if want.devices]
         if job in self.absent or not wants:
-            return _Verdict.WAIT, None
+            passed = not begun and self._is_passed(job, device, turn)
+            return _Verdict.SKIP if passed else _Verdict.WAIT, None
         want = next((want for want in wants if device in want.devices), None)
         if want is None:
             waits = any(self._comes_first(job, one, kind, turn) for one in wants)
@@ -251,6 +267,16 @@ class _State:
             self.opens[job, kind] = first
             return _Verdict.SKIP, None
         return _Verdict.GIVE, want
+
+    def _is_passed(self, job: JobId, device: DeviceId, turn: Position) -> bool:
+        """Whether the turn is over on another of its devices: a phase may end before it had all."""
+        placement = self.placements[job]
+        kind = _kind(placement, device)
+        return any(
+            self.cursors[other] > turn
+            for other in placement.devices
+            if other != device and _kind(placement, other) is kind
+        )
 
     def _comes_first(self, job: JobId, want: Wanted, kind: PoolKind, turn: Position) -> bool:
         """Whether the turn the job waits for elsewhere stands before this one."""

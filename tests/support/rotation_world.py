@@ -5,6 +5,7 @@ from __future__ import annotations
 import graphlib
 import heapq
 import itertools
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,6 +68,15 @@ class SimJob:
     )
     ends: list[float] = field(default_factory=list)
     life: int = 0
+    elastic: bool = False
+    """Its rollout begins on the first device it gets and gives some back before it ends."""
+    left_s: float = 0.0
+    """Device-seconds that such a rollout has still to run, as of `at_s`."""
+    at_s: float = 0.0
+    until_s: float | None = None
+    """End of its last devices, once some were given back."""
+    version: int = 0
+    """Of the foreseen end."""
 
     def wants(self) -> tuple[Wanted, ...]:
         found = ()
@@ -80,6 +90,8 @@ class SimJob:
     def _want(
         self, phase: Phase, iteration: int, devices: tuple[DeviceId, ...]
     ) -> tuple[Wanted, ...]:
+        if phase is Phase.ROLLOUT and self.until_s is not None:
+            return ()  # it had all of them
         left = tuple(device for device in devices if device not in self.held[phase])
         return (Wanted(phase=phase, iteration=iteration, devices=left),) if left else ()
 
@@ -98,6 +110,9 @@ class World:
         """With the life of the job."""
         self.lists: dict[int, tuple[JobId, ...]] = {}
         """The round's list, of each round that a device has begun."""
+        self.freed = 0
+        """Devices that rollouts gave back early."""
+        self.begun_s: dict[tuple[DeviceId, JobId, Phase, int], float] = {}
         self._queue: list[tuple[float, int, JobId, int, str]] = []
         self._counter = itertools.count()
         self.rotation = rotation.start([])
@@ -125,6 +140,7 @@ class World:
         job = self.jobs[job_id]
         job.life += 1
         job.rolled = job.trained = job.finished
+        job.until_s = None
         for held in job.held.values():
             held.clear()
         self.busy = {d: holder for d, holder in self.busy.items() if holder != job_id}
@@ -159,14 +175,58 @@ class World:
         assert turn.device in asked[turn.phase].devices, "nobody asked for that"
         assert turn.iteration == asked[turn.phase].iteration
         self.busy[turn.device] = turn.job_id
+        begun = (turn.device, turn.job_id, turn.phase, turn.iteration)
+        self.begun_s.setdefault(begun, self.now_s)
         self.given.append((turn, job.life))
         held = job.held[turn.phase]
+        if turn.phase is Phase.ROLLOUT and job.elastic:
+            self._widen(job, turn.device)
+            return
         held.add(turn.device)
         place, (rollout_s, train_s, _) = job.member.placement, self.times[turn.job_id]
         if turn.phase is Phase.ROLLOUT and held == set(place.rollout):
             self._push(rollout_s, job, turn.phase)
         elif turn.phase is Phase.TRAIN and held == set(place.train):
             self._push(train_s, job, turn.phase)
+
+    def _widen(self, job: SimJob, device: DeviceId) -> None:
+        """One more device works on the rollout."""
+        held, total = job.held[Phase.ROLLOUT], len(job.member.placement.rollout)
+        rollout_s = self.drawn(job)
+        if not held:
+            job.left_s = total * rollout_s
+        else:
+            job.left_s -= len(held) * (self.now_s - job.at_s)
+        job.at_s = self.now_s
+        held.add(device)
+        job.version += 1
+        self._push(max(0.0, job.left_s) / len(held), job, f"elastic {job.version}")
+        if len(held) == total and total > 1:
+            self._push(self.tail(job), job, f"tail {job.version}")
+
+    def _shrink(self, job: SimJob) -> None:
+        """Give some devices back; the others end within what the plan allows a whole rollout."""
+        held = sorted(job.held[Phase.ROLLOUT])
+        kept = held[: max(1, len(held) // 2)]
+        for device in held[len(kept) :]:
+            del self.busy[device]
+            job.held[Phase.ROLLOUT].discard(device)
+            self.freed += 1
+        job.version += 1
+        job.until_s = job.at_s + self.times[job.member.job_id][0]
+        self._push(job.until_s - self.now_s, job, f"elastic {job.version}")
+
+    def drawn(self, job: SimJob) -> float:
+        """How long this rollout takes on all devices, at most as planned."""
+        return self.times[job.member.job_id][0] * self.share(job)
+
+    def tail(self, job: SimJob) -> float:
+        """When it gives devices back, from when it has all of them."""
+        return job.left_s / len(job.held[Phase.ROLLOUT]) * self.share(job)
+
+    def share(self, job: SimJob) -> float:
+        """Pseudo-random in [0.2, 1], the same for one iteration of one job."""
+        return 0.2 + 0.8 * (zlib.crc32(f"{job.member.job_id}/{job.rolled}".encode()) % 97 / 96)
 
     def _push(self, seconds: float, job: SimJob, what: str) -> None:
         item = (self.now_s + seconds, next(self._counter), job.member.job_id, job.life, what)
@@ -183,8 +243,17 @@ class World:
         while self._queue and self._queue[0][0] <= self.now_s:
             item = heapq.heappop(self._queue)
             if self._is_alive(item):
-                self._end(self.jobs[item[2]], item[4])
+                self._come(self.jobs[item[2]], item[4])
         return True
+
+    def _come(self, job: SimJob, what: str) -> None:
+        kind, _, version = what.partition(" ")
+        if version and int(version) != job.version:
+            return
+        if kind == "tail":
+            self._shrink(job)
+        else:
+            self._end(job, "rollout" if kind == "elastic" else what)
 
     def _is_alive(self, item: tuple[float, int, JobId, int, str]) -> bool:
         return item[2] in self.jobs and self.jobs[item[2]].life == item[3]
@@ -199,6 +268,8 @@ class World:
             del self.busy[device]
         job.held[phase].clear()
         if phase is Phase.ROLLOUT:
+            job.until_s = None
+            job.version += 1
             job.rolled += 1
         else:
             job.trained += 1

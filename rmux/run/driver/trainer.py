@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rmux.cluster import DeviceId
 from rmux.errors import BackendError, StaleWeightsError, UserError, WorkerError
+from rmux.job import TrainSpec
 from rmux.run.driver.engines import DriverConfig, Fleet, Sample, SyncReport, TrainReport
 from rmux.run.driver.ray_session import RaySession
 from rmux.run.workers import vllm_gate
@@ -110,7 +111,8 @@ class RayTrainer:
         """An optimizer step per mini-batch.
 
         StaleWeightsError for a sample older than `max_staleness`; WorkerError 'policy.gap', with
-        no step taken, when the first pass disagrees with the log-probabilities sampled.
+        no step taken, when the first pass disagrees with the log-probabilities sampled;
+        'train.nan', with that step not taken, for a gradient that is not finite.
         """
         spec = self._config.spec
         fresh = self._check_versions(samples)
@@ -135,8 +137,17 @@ class RayTrainer:
                 details={"gap": reports[0].gap, "bound": bound, "version": self.weights_version},
             )
         self._stepped = self._stepped or reports[0].steps > 0
+        if not reports[0].is_finite:
+            raise WorkerError(
+                f"the gradient of optimizer step {reports[0].steps + 1} of {len(dealt[0])} is not "
+                "finite; the step was not taken",
+                code="train.nan",
+                hint="look at the rewards; else lower train.learning_rate, or go on from the last "
+                "checkpoint",
+                details={"steps_taken": reports[0].steps, "version": self.weights_version},
+            )
         self._refresh_reference()
-        return _report(reports)
+        return _report(reports, train=spec.train, has_values=spec.recipe == "ppo")
 
     def publish(self, fleet: Fleet) -> SyncReport:
         """Send the weights to every cache, checked on arrival; holds no device.
@@ -218,7 +229,10 @@ class RayTrainer:
 
     def _refresh_reference(self) -> None:
         version = self.weights_version + 1 if self._stepped else self.weights_version
-        scored = self._on_first("score", self._sequences, timeout_s=_START_S)
+        # With ZeRO 3 a forward pass is a collective: each rank has a part of every layer.
+        every = self._config.spec.train.zero_stage == 3
+        refs = [rank.score.remote(self._sequences) for rank in self._ranks[: None if every else 1]]
+        scored = self._session.get(refs, timeout_s=_START_S, what="score of the ranks")[0]
         self._reference = Reference(
             version=version,
             sequences=self._sequences,
@@ -247,6 +261,7 @@ def _settings(config: DriverConfig, *, rank: int) -> RankSettings:
         seed=spec.seed,
         train=spec.train,
         temperature=spec.rollout.temperature,
+        value_head=spec.recipe == "ppo",
     )
 
 
@@ -281,17 +296,20 @@ def _reference_sequences(config: DriverConfig, *, vocabulary: int) -> tuple[tupl
     return tuple(tuple(rng.randrange(vocabulary) for _ in range(length)) for _ in range(count))
 
 
-def _report(reports: Sequence[RankReport]) -> TrainReport:
+def _report(reports: Sequence[RankReport], *, train: TrainSpec, has_values: bool) -> TrainReport:
     steps, tokens = reports[0].steps, sum(report.tokens for report in reports)
     per_step, per_token = 1.0 / max(1, steps), 1.0 / max(1, tokens)
-    return TrainReport(
-        steps=steps,
-        max_logprob_gap=reports[0].gap,
-        metrics={
-            "loss": sum(report.loss for report in reports) * per_step,
-            "grad_norm": reports[0].grad_norm * per_step,
-            "clip_fraction": sum(report.clipped_tokens for report in reports) * per_token,
-            "kl": sum(report.divergence for report in reports) * per_token,
-            "train_tokens": float(tokens),
-        },
-    )
+    metrics = {
+        "loss": sum(report.loss for report in reports) * per_step,
+        "grad_norm": reports[0].grad_norm * per_step,
+        "clip_fraction": sum(report.clipped_tokens for report in reports) * per_token,
+        "kl": sum(report.divergence for report in reports) * per_token,
+        "train_tokens": float(tokens),
+        "denominator_tokens": reports[0].step_tokens * per_step,
+        "denominator_sequences": reports[0].step_sequences * per_step,
+    }
+    if has_values:
+        metrics["value_loss"] = sum(report.value_loss for report in reports) * per_step
+    if train.kl:
+        metrics["kl_reference"] = sum(report.reference for report in reports) * per_step
+    return TrainReport(steps=steps, max_logprob_gap=reports[0].gap, metrics=metrics)

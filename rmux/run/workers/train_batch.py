@@ -16,8 +16,10 @@ class MiniBatch:
     """One rank's part of one optimizer step."""
 
     passes: tuple[Pass, ...]
-    denominator: int
-    """Response tokens of the whole mini-batch, over all ranks."""
+    tokens: int
+    """Sampled tokens of the whole mini-batch, over all ranks: what a loss is divided by."""
+    sequences: int
+    """Likewise."""
 
 
 def deal(
@@ -25,14 +27,14 @@ def deal(
 ) -> list[tuple[MiniBatch, ...]]:
     """The mini-batches of each rank, in order.
 
-    Samples without response tokens are left out: they have no gradient. All ranks get the same
+    Samples without a sampled token are left out: they have no gradient. All ranks get the same
     number of passes in each mini-batch, as a collective needs every one of them.
     """
-    usable = [sample for sample in samples if sample.response.tokens]
+    usable = [sample for sample in samples if sample.response.num_sampled]
     dealt: list[list[MiniBatch]] = [[] for _ in range(ranks)]
     for start in range(0, len(usable), mini_batch):
         chosen = usable[start : start + mini_batch]
-        denominator = sum(len(sample.response.tokens) for sample in chosen)
+        tokens = sum(sample.response.num_sampled for sample in chosen)
         parts = [_part(chosen, rank=rank, ranks=ranks) for rank in range(ranks)]
         num_passes = max(-(-len(part) // micro_batch) for part in parts)
         for rank, part in enumerate(parts):
@@ -40,7 +42,8 @@ def deal(
                 tuple(part[index * micro_batch : (index + 1) * micro_batch])
                 for index in range(num_passes)
             )
-            dealt[rank].append(MiniBatch(passes=passes, denominator=denominator))
+            batch = MiniBatch(passes=passes, tokens=tokens, sequences=len(chosen))
+            dealt[rank].append(batch)
     return [tuple(batches) for batches in dealt]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +14,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rmux.errors import BackendError
-from rmux.run.driver.loss import max_gap, policy_loss, token_logprobs
-from rmux.run.workers.train_batch import MiniBatch, Pass
+from rmux.run.driver.loss import Target, max_gap, mean_denominator, token_logprobs, total_loss
+from rmux.run.workers.train_batch import MiniBatch
 from rmux.run.workers.train_state import RankState
-from rmux.run.workers.train_terms import RankReport, RankSettings
+from rmux.run.workers.train_tensors import Padded, pad
+from rmux.run.workers.train_terms import RankReport, RankSettings, Totals
+from rmux.run.workers.train_value import (
+    VALUES,
+    Estimates,
+    ReferenceModel,
+    attach_value_head,
+    estimate,
+)
 
 _BETAS = (0.9, 0.95)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -37,6 +44,9 @@ class TrainEngine:
             settings.model_path, dtype=torch.float32, local_files_only=True
         )
         model.train()
+        if settings.value_head:
+            attach_value_head(model)
+        self._reference = ReferenceModel(settings.model_path) if settings.train.kl else None
         self._engine, *_ = deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), config=_config(settings)
         )
@@ -48,31 +58,28 @@ class TrainEngine:
 
         Before the first, the first pass is compared with what the engine sampled: a gap over
         `gap_bound` on any rank refuses all of it and leaves the weights alone. None compares
-        without refusing.
+        without refusing. A step whose gradient is not finite is not taken, and is the last.
         """
-        gap, totals, tokens = 0.0, _Totals(), 0
+        gap, totals = 0.0, Totals()
+        estimates = self._estimates(batches)
         for step, batch in enumerate(batches):
             for index, chosen in enumerate(batch.passes):
-                padded = _pad(chosen)
-                logprobs = self._logprobs(padded.tokens, temperature=self._settings.temperature)
+                padded = pad(chosen)
+                logprobs, values = self._forward(padded.tokens)
                 if step == index == 0:
                     gap = self._largest(max_gap(logprobs, padded.sampled, padded.mask))
                     if gap_bound is not None and gap > gap_bound:
                         return RankReport(refused=True, gap=gap)
-                last = index == len(batch.passes) - 1
-                self._pass(logprobs, padded, batch=batch, last=last, totals=totals)
-                tokens += int(padded.mask.sum())
-            totals.grad_norm += float(self._engine.get_global_grad_norm())
-        return RankReport(
-            refused=False,
-            gap=gap,
-            steps=len(batches),
-            tokens=tokens,
-            loss=totals.loss,
-            grad_norm=totals.grad_norm,
-            clipped_tokens=totals.clipped_tokens,
-            divergence=totals.divergence,
-        )
+                known = estimates[step][index] if estimates else None
+                target = self._target(padded, known, batch=batch)
+                found = total_loss(logprobs, values, target, train=self._settings.train)
+                self._descend(found.loss, last=index == len(batch.passes) - 1)
+                totals.add(found, tokens=int(padded.mask.sum()))
+            # DeepSpeed takes no step along a gradient whose norm, over all ranks, is not finite.
+            if not self._engine.was_step_applied():
+                return totals.report(gap=gap, is_finite=False)
+            totals.end(batch, grad_norm=float(self._engine.get_global_grad_norm()))
+        return totals.report(gap=gap)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probability of each token after the first, at temperature 1."""
@@ -90,26 +97,48 @@ class TrainEngine:
         logits = self._engine(input_ids=tokens, use_cache=False).logits
         return token_logprobs(logits[:, :-1], tokens[:, 1:], temperature=temperature)
 
-    def _pass(
-        self, logprobs: Tensor, padded: _Padded, *, batch: MiniBatch, last: bool, totals: _Totals
-    ) -> None:
-        train = self._settings.train
-        found = policy_loss(
-            logprobs,
-            sampled=padded.sampled,
-            advantages=padded.advantages,
-            mask=padded.mask,
-            clip_low=train.clip_low,
-            clip_high=train.clip_high,
-            denominator=batch.denominator,
+    def _forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of the tokens after the first, and the values they were chosen at."""
+        found = self._engine(input_ids=tokens, use_cache=False)
+        logprobs = token_logprobs(
+            found.logits[:, :-1], tokens[:, 1:], temperature=self._settings.temperature
         )
+        return logprobs, found[VALUES][:, :-1] if self._settings.value_head else None
+
+    def _estimates(self, batches: Sequence[MiniBatch]) -> list[list[Estimates]]:
+        """Empty without a value head."""
+        settings = self._settings
+        if not settings.value_head:
+            return []
+
+        def values_of(tokens: Tensor) -> Tensor:
+            found: Tensor = self._engine(input_ids=tokens, use_cache=False)[VALUES]
+            return found[:, :-1]
+
+        return estimate(batches, values_of=values_of, train=settings.train, ranks=settings.ranks)
+
+    def _target(self, padded: Padded, known: Estimates | None, *, batch: MiniBatch) -> Target:
+        settings, reference = self._settings, None
+        if self._reference is not None:
+            reference = self._reference.logprobs(padded.tokens, temperature=settings.temperature)
+        return Target(
+            sampled=padded.sampled,
+            mask=padded.mask,
+            advantages=padded.advantages if known is None else known.advantages,
+            denominator=mean_denominator(
+                settings.train.mean, padded.mask, tokens=batch.tokens, sequences=batch.sequences
+            ),
+            reference=reference,
+            before=None if known is None else known.before,
+            returns=None if known is None else known.returns,
+        )
+
+    def _descend(self, loss: Tensor, *, last: bool) -> None:
+        """Backward, and the optimizer's step after the last pass of a mini-batch."""
         self._engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages over the ranks; the denominator already counts all of them.
-        self._engine.backward(found.loss * self._settings.ranks, scale_wrt_gas=False)
+        # DeepSpeed averages over the ranks; the denominators already count all of them.
+        self._engine.backward(loss * self._settings.ranks, scale_wrt_gas=False)
         self._engine.step()
-        totals.loss += float(found.loss.detach())
-        totals.clipped_tokens += float(found.clipped_tokens)
-        totals.divergence += float(found.divergence)
 
     def _largest(self, gap: float) -> float:
         if self._settings.ranks == 1:
@@ -117,41 +146,6 @@ class TrainEngine:
         shared = torch.tensor([gap])
         torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
         return float(shared[0])
-
-
-@dataclass(slots=True)
-class _Totals:
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    clipped_tokens: float = 0.0
-    divergence: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Padded:
-    """Sequences padded on the right; `mask` marks the response tokens among tokens[:, 1:]."""
-
-    tokens: Tensor
-    sampled: Tensor
-    advantages: Tensor
-    mask: Tensor
-
-
-def _pad(chosen: Pass) -> _Padded:
-    lengths = [len(s.response.prompt_tokens) + len(s.response.tokens) for s in chosen]
-    rows, width = max(1, len(chosen)), max(lengths, default=2)
-    tokens = torch.zeros(rows, width, dtype=torch.long)
-    sampled = torch.zeros(rows, width - 1)
-    mask = torch.zeros(rows, width - 1, dtype=torch.bool)
-    advantages = torch.zeros(rows)
-    for row, (sample, length) in enumerate(zip(chosen, lengths, strict=True)):
-        response = sample.response
-        start = len(response.prompt_tokens) - 1
-        tokens[row, :length] = torch.tensor(response.prompt_tokens + response.tokens)
-        sampled[row, start : length - 1] = torch.tensor(response.logprobs)
-        mask[row, start : length - 1] = True
-        advantages[row] = sample.advantage
-    return _Padded(tokens=tokens, sampled=sampled, advantages=advantages, mask=mask)
 
 
 def _join(settings: RankSettings, store: Any) -> None:
@@ -170,12 +164,12 @@ def _join(settings: RankSettings, store: Any) -> None:
 
 def _config(settings: RankSettings) -> dict[str, Any]:
     train = settings.train
-    if train.zero_stage not in (1, 2):
+    if train.zero_stage not in (1, 2, 3):
         raise BackendError(
             f"zero_stage is {train.zero_stage}; the built-in trainer exports the weights of "
-            "ZeRO stages 1 and 2",
+            "ZeRO stages 1, 2 and 3",
             code="backend.zero",
-            hint="write train.zero_stage = 1 or 2",
+            hint="write train.zero_stage = 1, 2 or 3",
         )
     return {
         "train_micro_batch_size_per_gpu": train.micro_batch,

@@ -49,15 +49,16 @@ def main(spec: JobSpec) -> None:
         def sync() -> SyncReport:
             return job.publish()
 
-        def rollout(iteration: int) -> Rounds:
+        def rollout(iteration: int) -> Batch:
             # User code draws before the phase: prompts for every refill that may come.
-            return sample([job.draw(iteration, refill=n) for n in range(1 + spec.rollout.refills)])
+            draws = [job.draw(iteration, refill=n) for n in range(1 + spec.rollout.refills)]
+            return batch_of(spec, sample(draws))
 
         pace.run(
             spec,
             first=parts.first_iteration(),
             rollout=rollout,
-            train=lambda _, rounds: train(batch_of(spec, rounds)),
+            train=lambda _, batch: train(batch),
             sync=lambda _: sync(),
         )
 

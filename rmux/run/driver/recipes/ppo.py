@@ -30,11 +30,15 @@ def main(spec: JobSpec) -> None:
         def sync() -> SyncReport:
             return job.publish()
 
+        def rollout(iteration: int) -> Batch:
+            found = sample(job.draw(iteration))
+            return batch_of(spec, found, job.score(found))
+
         pace.run(
             spec,
             first=parts.first_iteration(),
-            rollout=lambda iteration: sample(job.draw(iteration)),
-            train=lambda _, found: train(batch_of(spec, found, job.score(found))),
+            rollout=rollout,
+            train=lambda _, batch: train(batch),
             sync=lambda _: sync(),
         )
 

@@ -202,6 +202,7 @@ class Rollout:
             self.session,
             self.handles,
             max_model_len=spec.rollout.max_prompt_tokens + spec.rollout.max_tokens,
+            max_num_seqs=spec.rollout.max_num_seqs,
             max_staleness=spec.max_staleness,
             seed=spec.seed,
             trainer_version=lambda: self.trainer_version[0],

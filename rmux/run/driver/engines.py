@@ -201,6 +201,28 @@ class Fleet(Protocol):
     ) -> list[Response]:
         """One response per prompt, in order. StaleWeightsError past `max_staleness`."""
 
+    def stream(self, *, on_progress: Progress | None = None) -> Stream:
+        """Requests one by one; `generate` is this with all of them submitted at once. One stream
+        is open at a time."""
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """Every unfinished response that a worker has. From any thread."""
+
+    def finished_lengths(self) -> tuple[FinishedLength, ...]:
+        """Of the responses of the newest stream that ended, in that order. From any thread."""
+
+    def leave(
+        self, devices: Sequence[DeviceId], *, homes: Mapping[int, DeviceId] | None = None
+    ) -> MoveReport:
+        """Stop what runs on these devices and go on with it elsewhere: at its home (key to device),
+        else where there is least to do. Nothing is sent there until they join again or are woken
+        for another stream. From any thread; ConflictError, with nothing changed, when a request
+        could go on nowhere."""
+
+    def join(self, devices: Sequence[DeviceId]) -> int:
+        """Workers that were woken take requests from now on: waiting ones first, running ones only
+        where that evens the load. Returns how many they took over. From any thread."""
+
 
 class Trainer(Protocol):
     """The job's data-parallel training ranks."""

@@ -91,6 +91,7 @@ class RayEngines:
             self._session,
             list(self._handles.values()),
             max_model_len=self._options.max_model_len,
+            max_num_seqs=self._options.max_num_seqs,
             max_staleness=self._config.spec.max_staleness,
             seed=self._config.spec.seed,
             trainer_version=lambda: self.trainer().weights_version,

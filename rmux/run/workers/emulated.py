@@ -7,21 +7,25 @@ Results are a pure function of the prompts, the seed and the weight version.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import rmux
 from rmux.clock import Clock, SystemClock
 from rmux.cluster import DeviceId, PoolKind
-from rmux.errors import WorkerError
+from rmux.errors import ConflictError, WorkerError
 from rmux.job import Phase
 from rmux.run.driver.engines import (
     DriverConfig,
+    FinishedLength,
     Fleet,
+    InFlight,
+    MoveReport,
     Progress,
     Response,
     Sample,
@@ -32,6 +36,88 @@ from rmux.run.driver.engines import (
 
 _PROGRESS_STEPS = 4
 _STATE = "emulated.json"
+
+
+class EmulatedStream:
+    """What is submitted together is done together, when its time has passed."""
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceId],
+        *,
+        rollout: Callable[[float], int],
+        on_progress: Progress | None,
+    ) -> None:
+        """`rollout` lets a share of a rollout's time pass; returns the weight version."""
+        self._devices = list(devices)
+        self._run = rollout
+        self._on_progress = on_progress
+        self._new: dict[int, tuple[tuple[int, ...], DeviceId]] = {}
+        self._done: list[tuple[int, Response]] = []
+        self._lock = threading.Lock()
+        self.num_done = 0
+
+    def __enter__(self) -> EmulatedStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._new.clear()
+
+    def submit(self, key: int, prompt: Sequence[int], *, sampling: Sampling, seed: int) -> None:
+        with self._lock:
+            device = self._devices[len(self._new) % len(self._devices)]
+            self._new[key] = (tuple(prompt), device)
+
+    def next(self, timeout_s: float) -> tuple[int, Response] | None:
+        if not self._done and self._new:
+            self._sample()
+        return self._done.pop(0) if self._done else None
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        with self._lock:
+            return tuple(
+                InFlight(key=key, device=device, prompt_tokens=len(prompt), tokens=0)
+                for key, (prompt, device) in self._new.items()
+            )
+
+    def leave(self, devices: Sequence[DeviceId], homes: Mapping[int, DeviceId]) -> MoveReport:
+        with self._lock:
+            staying = [device for device in self._devices if device not in devices]
+            moved = [key for key, (_, device) in self._new.items() if device in devices]
+            if moved and not staying:
+                raise ConflictError("no other worker is awake", code="fleet.leave")
+            self._devices = staying
+            for at, key in enumerate(moved):
+                home = homes.get(key, staying[at % len(staying)])
+                self._new[key] = (self._new[key][0], home)
+            tokens = sum(len(self._new[key][0]) for key in moved)
+        return MoveReport(requests=len(moved), tokens_recomputed=tokens, exact=len(moved))
+
+    def join(self, devices: Sequence[DeviceId]) -> None:
+        with self._lock:
+            self._devices += [device for device in devices if device not in self._devices]
+
+    def _sample(self) -> None:
+        steps = _PROGRESS_STEPS if self._on_progress else 1
+        count = len(self._new)
+        for step in range(1, steps + 1):
+            version = self._run(1 / steps)
+            if self._on_progress:
+                done = count * step // steps
+                self._on_progress({"responses_done": done, "responses": count, "tokens": done})
+        with self._lock:
+            for key, (prompt, _) in self._new.items():
+                response = Response(
+                    prompt_tokens=prompt,
+                    tokens=(version,),
+                    logprobs=(0.0,),
+                    weight_version=version,
+                    finish_reason="stop",
+                )
+                self._done.append((key, response))
+            self._new.clear()
+            self.num_done += count
 
 
 class EmulatedEngines:
@@ -49,9 +135,14 @@ class EmulatedEngines:
         self._seed = config.spec.seed
         self._clock = clock or SystemClock()
         self._version = 0
+        self._sampled_version = 0
+        """Of the rollout under way: one step off-policy a sync may come in the middle of it."""
         self._steps = 0
         self._closed = threading.Event()
         self._nap = self._closed.wait if nap is None else nap
+        self._rollout = config.placement.rollout
+        self._awake: list[DeviceId] = []
+        self._stream: EmulatedStream | None = None
         self._width = {
             PoolKind.ROLLOUT: len(config.placement.rollout),
             PoolKind.TRAIN: len(config.placement.train),
@@ -68,9 +159,17 @@ class EmulatedEngines:
         return self._work(kind, self._spec.init_s, Phase.INIT)
 
     def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        if kind is PoolKind.ROLLOUT:
+            chosen = self._rollout if devices is None else devices
+            if not self._awake:
+                self._sampled_version = self._version
+            self._awake += [device for device in chosen if device not in self._awake]
         return self._work(kind, self._spec.switch_s / 2, None, devices)
 
     def park(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
+        if kind is PoolKind.ROLLOUT:
+            chosen = self._rollout if devices is None else devices
+            self._awake = [device for device in self._awake if device not in chosen]
         return self._work(kind, self._spec.switch_s / 2, None, devices)
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
@@ -90,22 +189,39 @@ class EmulatedEngines:
         seeds: Sequence[int] | None = None,
         on_progress: Progress | None = None,
     ) -> list[Response]:
-        steps = _PROGRESS_STEPS if on_progress else 1
-        for step in range(1, steps + 1):
-            self._work(PoolKind.ROLLOUT, self._spec.rollout_s / steps, Phase.ROLLOUT)
-            if on_progress:
-                done = len(prompts) * step // steps
-                on_progress({"responses_done": done, "responses": len(prompts), "tokens": done})
-        return [
-            Response(
-                prompt_tokens=tuple(prompt),
-                tokens=(self._version,),
-                logprobs=(0.0,),
-                weight_version=self._version,
-                finish_reason="stop",
-            )
-            for prompt in prompts
-        ]
+        with self.stream(on_progress=on_progress) as stream:
+            for key, prompt in enumerate(prompts):
+                stream.submit(key, prompt, sampling=sampling, seed=0)
+            found = [stream.next(math.inf) for _ in prompts]
+        return [taken[1] for taken in found if taken is not None]
+
+    def stream(self, *, on_progress: Progress | None = None) -> EmulatedStream:
+        self._stream = EmulatedStream(
+            self._awake or self._rollout, rollout=self._rollout_part, on_progress=on_progress
+        )
+        return self._stream
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        return self._stream.in_flight() if self._stream is not None else ()
+
+    def finished_lengths(self) -> tuple[FinishedLength, ...]:
+        count = self._stream.num_done if self._stream is not None else 0
+        return (FinishedLength(tokens=1, at_limit=False),) * count
+
+    def leave(
+        self, devices: Sequence[DeviceId], *, homes: Mapping[int, DeviceId] | None = None
+    ) -> MoveReport:
+        return self._stream.leave(devices, homes or {}) if self._stream else MoveReport()
+
+    def join(self, devices: Sequence[DeviceId]) -> int:
+        if self._stream is not None:
+            self._stream.join(devices)
+        return 0
+
+    def _rollout_part(self, share: float) -> int:
+        """A share of the rollout's time passes; the weights it was sampled with."""
+        self._work(PoolKind.ROLLOUT, self._spec.rollout_s * share, Phase.ROLLOUT)
+        return self._sampled_version if self._awake else self._version
 
     def step(self, samples: Sequence[Sample]) -> TrainReport:
         self._work(PoolKind.TRAIN, self._spec.train_s, Phase.TRAIN)

@@ -76,6 +76,10 @@ class StepLoop:
             self._wake.notify()
         return future.result()
 
+    @property
+    def stepping(self) -> bool:
+        return self._stepping
+
     def set_stepping(self, *, stepping: bool) -> None:
         """Allow or forbid steps; once it returns, no step is running when forbidden."""
 
@@ -83,6 +87,11 @@ class StepLoop:
             self._stepping = stepping
 
         self.call(command)
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Buffer tokens that no step handed out; on the loop's thread only."""
+        for delta in deltas:
+            self._buffer.setdefault(delta.request_id, []).append(delta)
 
     def flush(self) -> None:
         """Hand over what is buffered; on the loop's thread only."""
@@ -137,8 +146,7 @@ class StepLoop:
 
     def _step(self) -> None:
         assert self._engine is not None
-        for delta in self._engine.step():
-            self._buffer.setdefault(delta.request_id, []).append(delta)
+        self.add(self._engine.step())
         now_s = time.monotonic()
         if now_s - self._flushed_at_s >= self._flush_s or not self._engine.has_work():
             self._flushed_at_s = now_s

@@ -15,7 +15,7 @@ from typing import Any
 from rmux.errors import ConflictError
 from rmux.run.workers import affinity, cache
 from rmux.run.workers.step_loop import Delta, StepLoop
-from rmux.run.workers.vllm_engine import EngineOptions, Request, VllmEngine, configure
+from rmux.run.workers.vllm_engine import Admission, EngineOptions, Request, VllmEngine, configure
 
 _ENVIRON = {
     "HF_HUB_OFFLINE": "1",
@@ -37,6 +37,17 @@ class WakeReport:
     seconds: float
     version: int
     reloaded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What stopping requests left."""
+
+    cursor: int
+    deltas: tuple[Delta, ...]
+    """Every flush after the cursor that was given, as `poll` returns it."""
+    states: Mapping[str, tuple[int, bytes]]
+    """Request id to the tokens of its part and the state of its random numbers after them."""
 
 
 class RolloutWorker:
@@ -102,13 +113,38 @@ class RolloutWorker:
         loop.set_stepping(stepping=False)
         return loop.call(engine.abort_all)
 
-    def submit(self, requests: Sequence[Request]) -> int:
-        """Enqueue the whole batch before the next step; returns the weight version it runs under.
+    def submit(self, requests: Sequence[Request]) -> Admission:
+        """Enqueue the whole batch before the next step.
 
-        UserError when a request does not fit the engine; then none is enqueued.
+        UserError when a request does not fit the engine, ConflictError while it is parked; then
+        none is enqueued.
         """
         loop, engine = self._owned()
-        return loop.call(lambda: engine.add(requests))
+
+        def command() -> Admission:
+            if not loop.stepping:
+                raise ConflictError(f"the engine of {self._device} is parked")
+            return engine.add(requests)
+
+        return loop.call(command)
+
+    def stop(self, ids: Sequence[str], cursor: int) -> Stopped:
+        """Drop requests and hand over everything sampled since `cursor`, of all requests.
+
+        A request that is not in the answer's `states` may have ended before: its last tokens are
+        then among the deltas.
+        """
+        loop, engine = self._owned()
+
+        def command() -> dict[str, tuple[int, bytes]]:
+            deltas, states = engine.stop(ids)
+            loop.add(deltas)
+            loop.flush()
+            return states
+
+        states = loop.call(command)
+        cursor, deltas = loop.poll(cursor, timeout_s=0.0)
+        return Stopped(cursor=cursor, deltas=deltas, states=states)
 
     def abort(self, ids: Sequence[str]) -> None:
         """Drop requests; their tokens so far are flushed first."""

@@ -13,6 +13,7 @@ from rmux.errors import ConflictError, SpecError, UserError, WorkerError
 from rmux.run.driver.engines import Sampling
 from rmux.run.workers import cache
 from rmux.run.workers.step_loop import Delta
+from rmux.run.workers.vllm_rng import GeneratorStates, sampled_logprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,16 @@ class Request:
     prompt: tuple[int, ...]
     seed: int
     sampling: Sampling
+    generator_state: bytes | None = None
+    """Random numbers go on from here instead of from the seed, where the engine can do that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    version: int
+    """The weights the requests run under."""
+    states_taken: tuple[str, ...] = ()
+    """Requests whose `generator_state` is in use."""
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -49,7 +60,9 @@ def check_sampling(sampling: Sampling) -> None:
 
     Supported: any temperature (log-probabilities are those of the softmax at that temperature; 0 is
     greedy, with those of temperature 1). Not supported: top_p below 1, whose truncated
-    distribution the trainer's log-softmax does not have.
+    distribution the trainer's log-softmax does not have. `min_tokens` and `repetition_penalty` are
+    sampled from, but no built-in trainer has their distribution: its check of the first
+    log-probabilities refuses them.
     """
     if sampling.top_p != 1.0:
         raise UserError(
@@ -62,6 +75,12 @@ def check_sampling(sampling: Sampling) -> None:
         raise UserError(
             f"temperature {sampling.temperature:g} and max_tokens {sampling.max_tokens} must be at "
             "least 0 and 1",
+            code="usage.sampling",
+        )
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens or sampling.repetition_penalty <= 0:
+        raise UserError(
+            f"min_tokens {sampling.min_tokens} must be 0 to {sampling.max_tokens} and "
+            f"repetition_penalty {sampling.repetition_penalty:g} above 0",
             code="usage.sampling",
         )
 
@@ -82,8 +101,13 @@ class VllmEngine:
         self._tied = bool(getattr(model, "tie_word_embeddings", False))
         stops = getattr(model, "eos_token_id", None)
         self._stops = [stops] if isinstance(stops, int) else list(stops or ())
+        self.vocabulary = int(config.model_config.get_vocab_size())
         self._offsets: dict[str, int] = {}
+        self._internal: dict[str, str] = {}
+        """The engine's own ids."""
         self.version = 0
+        self._states = GeneratorStates(self._engine)
+        self.carries_states = self._states.works(self._stops)
 
     def has_work(self) -> bool:
         return bool(self._offsets)
@@ -94,18 +118,18 @@ class VllmEngine:
             tokens = tuple(part.token_ids)
             offset = self._offsets[output.request_id]
             if output.finished:
-                del self._offsets[output.request_id]
+                self._forget(output.request_id)
             else:
                 self._offsets[output.request_id] = offset + len(tokens)
             yield Delta(
                 request_id=output.request_id,
                 offset=offset,
                 tokens=tokens,
-                logprobs=_sampled(part.logprobs, len(tokens)),
+                logprobs=sampled_logprobs(part.logprobs, len(tokens)),
                 finish_reason=part.finish_reason if output.finished else "",
             )
 
-    def add(self, requests: Sequence[Request]) -> int:
+    def add(self, requests: Sequence[Request]) -> Admission:
         for request in requests:
             check_sampling(request.sampling)
             total = len(request.prompt) + request.sampling.max_tokens
@@ -116,19 +140,50 @@ class VllmEngine:
                     f"{self._options.max_model_len}",
                     code="usage.prompt",
                 )
+            if not 0 <= min(request.prompt) <= max(request.prompt) < self.vocabulary:
+                raise UserError(
+                    f"the prompt of request {request.id} has tokens outside the engine's "
+                    f"vocabulary of {self.vocabulary}",
+                    code="usage.prompt",
+                )
+        taken = []
         for request in requests:
-            self._engine.add_request(
+            internal = self._engine.add_request(
                 request.id, {"prompt_token_ids": list(request.prompt)}, self._params(request)
             )
             self._offsets[request.id] = 0
-        return self.version
+            self._internal[request.id] = internal
+            if request.generator_state is not None and self.carries_states:
+                self._states.give(internal, request.generator_state)
+                taken.append(request.id)
+        return Admission(version=self.version, states_taken=tuple(taken))
+
+    def stop(self, ids: Sequence[str]) -> tuple[list[Delta], dict[str, tuple[int, bytes]]]:
+        """Drop requests; their tokens that no step handed out yet, and for each the tokens of its
+        part with the state of its random numbers after them."""
+        deltas, states = [], {}
+        for request_id in [each for each in ids if each in self._offsets]:
+            internal = self._internal[request_id]
+            offset = self._offsets[request_id]
+            if self.carries_states:
+                tokens, logprobs = self._states.held_back(internal)
+                if tokens:
+                    deltas.append(
+                        Delta(
+                            request_id=request_id, offset=offset, tokens=tokens, logprobs=logprobs
+                        )
+                    )
+                if (state := self._states.take(internal)) is not None:
+                    states[request_id] = (offset + len(tokens), state)
+        self.abort(ids)
+        return deltas, states
 
     def abort(self, ids: Sequence[str]) -> None:
         known = [request_id for request_id in ids if request_id in self._offsets]
         if known:
             self._engine.abort_request(known)
         for request_id in known:
-            del self._offsets[request_id]
+            self._forget(request_id)
 
     def abort_all(self) -> int:
         ids = list(self._offsets)
@@ -173,6 +228,10 @@ class VllmEngine:
         self._clear_prefix_cache()
         return [found[f"score-{index}"] for index in range(len(sequences))]
 
+    def _forget(self, request_id: str) -> None:
+        del self._offsets[request_id]
+        self._states.forget(self._internal.pop(request_id))
+
     def _pairs(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What the engine is given to load. The tied head is named although it is the embedding:
         the engine keeps a repacked copy of it, which would stay at its old value (silently)."""
@@ -188,6 +247,8 @@ class VllmEngine:
         return SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            repetition_penalty=sampling.repetition_penalty,
             seed=request.seed,
             logprobs=0,
             flat_logprobs=True,
@@ -250,10 +311,3 @@ def configure(options: EngineOptions) -> Any:
         use_tqdm_on_load=False,
         stream_interval=_STREAM_STEPS,
     ).create_engine_config()
-
-
-def _sampled(logprobs: Any, count: int) -> tuple[float, ...]:
-    """The sampled token's log-probability stands first at each position."""
-    if count == 0:
-        return ()
-    return tuple(logprobs.logprobs[start] for start in logprobs.start_indices)

@@ -1,4 +1,4 @@
-"""The GRPO recipe on engines that sample letters at random, with its rewards in real sandboxes."""
+"""The recipes on engines that sample letters at random, with their rewards in real sandboxes."""
 
 import random
 
@@ -7,13 +7,13 @@ import pytest
 from rmux.errors import SpecError, UserError, WorkerError
 from rmux.job import JobSpec, Phase, RewardSpec, RolloutSpec
 from rmux.run.driver import shim
-from rmux.run.driver.engines import Response, SyncReport, TrainReport
-from rmux.run.driver.recipes import grpo, prompts
+from rmux.run.driver.engines import Response, Sample, SyncReport, TrainReport
+from rmux.run.driver.recipes import dapo, grpo, ppo, prompts
 from rmux.run.driver.session import numbers_of
 from rmux.run.driver.tokenizer import CharTokenizer
 
 TASKS = """
-import os, pathlib
+import time
 
 def prompts(rng, count):
     return ["".join(rng.sample("abcdef", 3)) for _ in range(count)]
@@ -34,6 +34,16 @@ def shy_reward(prompt, response):
 
 def no_reward(prompt, response):
     raise ValueError("never")
+
+def rare_reward(prompt, response):
+    return float(len(response)) if prompt[0] in "ab" else 1.0
+
+def same_reward(prompt, response):
+    return 1.0
+
+def slow_reward(prompt, response):
+    time.sleep(0.1)
+    return rare_reward(prompt, response)
 """
 
 
@@ -108,22 +118,29 @@ def make_spec(tmp_path):
     (tmp_path / "tasks.py").write_text(TASKS)
     CharTokenizer().save(tmp_path)
 
-    def make(*, prompts="prompts", reward="reward", iterations=3):
+    def make(*, prompts="prompts", reward="reward", iterations=3, refills=0, timeout_s=10.0):
         return JobSpec(
             name="small",
             seed=4,
             iterations=iterations,
             model_path=str(tmp_path),
             task_module=f"{tmp_path}/tasks.py:{prompts}",
-            rollout=RolloutSpec(prompts=4, samples_per_prompt=3, max_prompt_tokens=8, max_tokens=9),
-            reward=RewardSpec(function=f"{tmp_path}/tasks.py:{reward}"),
+            rollout=RolloutSpec(
+                prompts=4,
+                samples_per_prompt=3,
+                max_prompt_tokens=8,
+                max_tokens=9,
+                refills=refills,
+            ),
+            reward=RewardSpec(function=f"{tmp_path}/tasks.py:{reward}", timeout_s=timeout_s),
         )
 
     return make
 
 
-def test_each_iteration_is_rollout_train_sync_with_its_numbers(make_spec, session):
-    grpo.main(make_spec())
+@pytest.mark.parametrize("recipe", [grpo, dapo, ppo])
+def test_each_iteration_is_rollout_train_sync_with_its_numbers(make_spec, session, recipe):
+    recipe.main(make_spec())
     assert session.phases == [Phase.ROLLOUT, Phase.TRAIN, Phase.SYNC] * 3
     rolled, trained, synced = session.reported[:3]
     lengths = [len(response.tokens) for response in session.engines.responses[0]]
@@ -157,15 +174,25 @@ def test_what_is_trained_on_is_what_was_sampled_and_groups_have_mean_zero(make_s
     assert best.advantage > 0.5
 
 
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [(grpo, {}), (ppo, {}), (dapo, {"reward": "rare_reward", "refills": 2})],
+)
 def test_a_resumed_job_gets_the_prompts_and_seeds_it_would_have_had(
-    make_spec, session, monkeypatch
+    make_spec, session, monkeypatch, recipe, options
 ):
-    grpo.main(make_spec(iterations=4))
+    recipe.main(make_spec(iterations=2, **options))
+    before = len(session.engines.prompts)
+    session.engines = RandomEngines()
+    recipe.main(make_spec(iterations=4, **options))
     whole = (session.engines.prompts, session.engines.seeds)
     session.engines = RandomEngines()
     monkeypatch.setenv("RMUX_START_ITERATION", "2")
-    grpo.main(make_spec(iterations=4))
-    assert (session.engines.prompts, session.engines.seeds) == (whole[0][2:], whole[1][2:])
+    recipe.main(make_spec(iterations=4, **options))
+    assert (session.engines.prompts, session.engines.seeds) == (
+        whole[0][before:],
+        whole[1][before:],
+    )
     assert whole[0][0] != whole[0][1]
     assert whole[1][0] != whole[1][1]
 
@@ -179,9 +206,10 @@ def test_a_failed_reward_takes_its_sample_out_of_the_group_and_is_counted(make_s
     assert session.reported[1]["reward_failed"] == 12 - len(kept)
 
 
-def test_a_reward_that_always_fails_ends_the_job_before_it_trains(make_spec, session):
+@pytest.mark.parametrize("recipe", [grpo, dapo, ppo])
+def test_a_reward_that_always_fails_ends_the_job_before_it_trains(make_spec, session, recipe):
     with pytest.raises(WorkerError, match="failed for all 12 responses") as caught:
-        grpo.main(make_spec(reward="no_reward"))
+        recipe.main(make_spec(reward="no_reward"))
     assert caught.value.code == "reward.failed"
     assert session.phases == [Phase.ROLLOUT]
 
@@ -204,3 +232,93 @@ def test_a_prompt_source_that_is_not_there_is_named(make_spec, tmp_path):
         prompts.load_prompts(make_spec(prompts="absent").task_module)
     with pytest.raises(SpecError, match="no Python file"):
         prompts.load_prompts(f"{tmp_path}/nowhere.py:prompts")
+
+
+def rewards_of(samples):
+    """By `rare_reward`."""
+    letters = CharTokenizer().symbols
+    return [
+        float(len(s.response.tokens)) if letters[s.response.prompt_tokens[0]] in "ab" else 1.0
+        for s in samples
+    ]
+
+
+def groups(samples):
+    found = {}
+    for sample in samples:
+        found.setdefault(sample.response.prompt_tokens, []).append(sample)
+    return list(found.values())
+
+
+def test_dapo_replaces_prompts_whose_responses_all_earned_the_same(make_spec, session):
+    dapo.main(make_spec(reward="rare_reward", refills=9, iterations=1))
+    rounds, (samples,) = session.engines.prompts, session.engines.batches
+    assert len(rounds) > 1
+    assert len(rounds[0]) == 12
+    kept = 0
+    for prompts_, responses in zip(rounds, session.engines.responses, strict=True):
+        assert len(prompts_) == 3 * (4 - kept), "as many as are missing, no more"
+        kept += sum(
+            len(set(rewards_of(group))) > 1
+            for group in groups([Sample(response=response) for response in responses])
+        )
+    assert kept == 4
+    assert len(samples) == 12
+    for group in groups(samples):
+        assert len(set(rewards_of(group))) > 1
+        assert sum(sample.advantage for sample in group) == pytest.approx(0, abs=1e-5)
+    rolled, trained, _ = session.reported
+    assert rolled["rounds"] == len(rounds)
+    made = [response for found in session.engines.responses for response in found]
+    assert rolled["tokens"] == sum(len(response.tokens) for response in made)
+    assert (trained["groups"], trained["groups_missing"]) == (4, 0)
+    assert trained["groups_dropped"] == sum(map(len, rounds)) // 3 - 4
+
+
+def test_dapo_samples_no_more_than_its_refills_and_counts_what_is_missing(make_spec, session):
+    dapo.main(make_spec(reward="same_reward", refills=2, iterations=1))
+    assert [len(prompts_) for prompts_ in session.engines.prompts] == [12, 12, 12]
+    assert session.engines.batches == [()]
+    trained = session.reported[1]
+    assert (trained["groups"], trained["groups_dropped"], trained["groups_missing"]) == (0, 12, 4)
+    assert trained["reward"] == 1.0
+
+
+def test_dapo_without_refills_drops_what_teaches_nothing(make_spec, session):
+    dapo.main(make_spec(reward="rare_reward", iterations=1))
+    (samples,), (responses,) = session.engines.batches, session.engines.responses
+    assert len(session.engines.prompts) == 1
+    assert 0 < len(samples) < len(responses)
+    assert session.reported[1]["groups_missing"] == 4 - len(samples) / 3
+
+
+def test_dapo_gives_the_devices_back_when_the_rewards_take_longer_than_planned(make_spec, session):
+    spec = make_spec(reward="slow_reward", refills=5, iterations=1, timeout_s=0.45)
+    held = []
+
+    def run(kind, function, *, park=None, wake=None):
+        result = PlainSession.run(session, kind, function)
+        if kind is Phase.ROLLOUT:
+            held.append(result.rewards[-1].wait(0))
+        return result
+
+    session.run = run
+    dapo.main(spec)
+    assert held == [False], "the phase was over before the rewards were"
+    assert [len(prompts_) for prompts_ in session.engines.prompts] == [12]
+    (samples,) = session.engines.batches
+    assert all(len(set(rewards_of(group))) > 1 for group in groups(samples))
+    assert session.reported[1]["reward_failed"] == 0
+
+
+def test_ppo_hands_on_what_each_response_earned(make_spec, session):
+    ppo.main(make_spec(reward="shy_reward", iterations=1))
+    (samples,), (responses,) = session.engines.batches, session.engines.responses
+    kept = [response for response in responses if response.tokens[0] > 2]
+    assert [sample.response for sample in samples] == kept
+    letters = CharTokenizer().symbols
+    for sample in samples:
+        prompt, response = sample.response.prompt_tokens, sample.response.tokens
+        expected = sum(token in prompt for token in response) / len(response)
+        assert letters[response[0]] not in "abc"
+        assert sample.reward == pytest.approx(expected)

@@ -188,6 +188,21 @@ def tagged(tag: str, *, exact: bool = False) -> list[ProcessId]:
     return found
 
 
+def descendants(root: int) -> set[int]:
+    """Pids of the children of a process, of theirs, and so on, as they are now."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (stat := _stat(int(folder.name))) is not None:
+            children.setdefault(int(stat[1]), []).append(int(folder.name))
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        below = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+        found.update(below)
+        waiting.extend(below)
+    return found
+
+
 def sweep(tag: str, *, grace_s: float, exact: bool = False) -> int:
     """End every own process that carries the tag, in bounded time; returns how many there were.
 

@@ -1,15 +1,18 @@
-"""A sandbox process: python -m rmux.run.sandbox FILE.py:NAME LIFE_FD
+"""A sandbox process: python -m rmux.run.sandbox FILE.py:NAME LIFE_FD KIND
 
-Imports one function and calls it once per line of standard input, `[argument, …]` in JSON, with one
-line of answer each: `{"value": number}` or `{"error": text}`. The first line says whether the
-import went well. Needs the standard library only, so that any interpreter can run it.
+Imports one function and answers each line of standard input, JSON, with one line of its own. The
+first line says whether the import went well. As a 'call' the lines are `[argument, …]` for the
+function, and answers `{"value": number}` or `{"error": text}`; as an 'environment' they are for
+what `play` makes with the function. Needs the standard library only, so that any interpreter can
+run it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import json
-import math
 import os
 import signal
 import sys
@@ -18,19 +21,30 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from rmux.run.sandbox.play import Environments
+from rmux.run.sandbox.values import number_of, reason_of_failure
+
+_PR_SET_CHILD_SUBREAPER = 36
+
 
 def main(argv: list[str]) -> int:
-    reference, life = argv[1], int(argv[2])
+    reference, life, kind = argv[1], int(argv[2]), argv[3]
+    _keep_descendants()
     threading.Thread(target=_die_with_parent, args=(life,), daemon=True).start()
     requests, answers = _private_streams()
     try:
         function = load(reference)
     except BaseException:  # noqa: BLE001 - user code may raise anything, SystemExit too
-        _answer(answers, {"error": _last_line(), "trace": traceback.format_exc()})
+        _answer(answers, {"error": reason_of_failure(), "trace": traceback.format_exc()})
         return 1
     _answer(answers, {"ready": True})
+    environments = Environments(function)
     for line in requests:
-        _answer(answers, _call(function, json.loads(line)))
+        request = json.loads(line)
+        if kind == "environment":
+            _answer(answers, environments.answer(request))
+        else:
+            _answer(answers, _call(function, request))
     return 0
 
 
@@ -64,22 +78,26 @@ def _private_streams() -> tuple[BinaryIO, BinaryIO]:
 
 def _call(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
     try:
-        value = float(function(*arguments))
+        value = function(*arguments)
     except BaseException:  # noqa: BLE001 - a failing call fails its sample, whatever it raised
-        return {"error": _last_line()}
-    if not math.isfinite(value):
-        return {"error": f"the function returned {value}"}
-    return {"value": value}
-
-
-def _last_line() -> str:
-    kind, error, _ = sys.exc_info()
-    return traceback.format_exception_only(kind, error)[-1].strip()
+        return {"error": reason_of_failure()}
+    try:
+        return {"value": number_of(value)}
+    except ValueError as error:
+        return {"error": f"what the function returned: {error}"}
+    except BaseException:  # noqa: BLE001 - a value of the user's own type
+        return {"error": reason_of_failure()}
 
 
 def _answer(answers: BinaryIO, document: dict[str, Any]) -> None:
     answers.write(json.dumps(document).encode() + b"\n")
     answers.flush()
+
+
+def _keep_descendants() -> None:
+    """What user code starts stays below this process, even where it left its group or session."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _die_with_parent(life: int) -> None:

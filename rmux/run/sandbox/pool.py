@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,6 +42,7 @@ class RewardPool:
     """`function` is 'file.py:name'. Sandboxes start with the first batch and stay between batches.
 
     A call that is late or kills its process fails its own sample only; that sandbox is replaced.
+    As soon as more than the fraction `max_failed` of a batch failed the rest is given up.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class RewardPool:
         *,
         timeout_s: float,
         num_processes: int = 2,
+        max_failed: float = 1.0,
         python: str | None = None,
         import_s: float = IMPORT_S,
     ) -> None:
         self._function = function
         self._timeout_s = timeout_s
         self._num_processes = num_processes
+        self._max_failed = max_failed
         self._python = python
         self._import_s = import_s
         self._slots: list[_Slot] = []
@@ -76,7 +79,10 @@ class RewardPool:
         return [verdict.value for verdict in verdicts]
 
     def evaluate(self, calls: Iterable[Sequence[Any]]) -> list[Verdict]:
-        """One verdict per tuple of arguments, in order. WorkerError when the import fails."""
+        """One verdict per tuple of arguments, in order.
+
+        WorkerError 'reward.import' when the import fails, 'reward.failed' past `max_failed`.
+        """
         batch = list(calls)
         verdicts: list[Verdict | None] = [None] * len(batch)
         waiting = deque(range(len(batch)))
@@ -87,9 +93,10 @@ class RewardPool:
                 if waiting and slot.ready and slot.call is None:
                     slot.call = waiting.popleft()
                     slot.deadline_s = time.monotonic() + self._timeout_s
-                    slot.sandbox.send(batch[slot.call])
+                    slot.sandbox.send(list(batch[slot.call]))
             for slot in self._await():
                 self._advance(slot, verdicts)
+            self._check(verdicts)
         return [verdict for verdict in verdicts if verdict is not None]
 
     def start(self) -> None:
@@ -117,6 +124,20 @@ class RewardPool:
     ) -> None:
         self.close()
 
+    def _check(self, verdicts: Sequence[Verdict | None]) -> None:
+        failed = [one.reason for one in verdicts if one is not None and one.value is None]
+        if not failed or len(failed) <= self._max_failed * len(verdicts):
+            return
+        self.close()  # some are in the middle of a call
+        reasons = Counter(failed).most_common(5)
+        raise WorkerError(
+            f"the reward failed for {len(failed)} of {len(verdicts)} responses: {reasons[0][0]}",
+            code="reward.failed",
+            hint=f"try {self._function} by hand; reward.max_failed is {self._max_failed:g} and "
+            f"reward.timeout {self._timeout_s:g} s",
+            details={"reasons": dict(reasons)},
+        )
+
     def _start(self) -> _Slot:
         sandbox = Sandbox(self._function, python=self._python)
         return _Slot(sandbox=sandbox, deadline_s=time.monotonic() + self._import_s)
@@ -130,6 +151,9 @@ class RewardPool:
                 continue
             owners[slot.sandbox.fileno()] = slot
             poller.register(slot.sandbox.fileno(), select.POLLIN)
+            if (printing := slot.sandbox.printing) is not None:
+                owners[printing] = slot
+                poller.register(printing, select.POLLIN)
             if (writer := slot.sandbox.writer) is not None:
                 owners[writer] = slot
                 poller.register(writer, select.POLLOUT)
@@ -140,6 +164,7 @@ class RewardPool:
         return list({**found, **late}.values())
 
     def _advance(self, slot: _Slot, verdicts: list[Verdict | None]) -> None:
+        slot.sandbox.drain()
         slot.sandbox.push()
         try:
             answer = slot.sandbox.take()

@@ -35,6 +35,18 @@ def reward(prompt, response):
         raise ValueError("no digits in " + prompt)
     if response == "nan":
         return float("nan")
+    if response == "infinite":
+        return 10.0**400 if prompt == "" else float("-inf")
+    if response == "none":
+        return None
+    if response == "text":
+        return "0.5"
+    if response == "truth":
+        return True
+    if response == "list":
+        return [0.5]
+    if response == "long":
+        raise ValueError("x" * 10**7)
     if response == "pid":
         return os.getpid()
     return len(prompt) + len(response) + BONUS
@@ -76,7 +88,12 @@ def test_a_stuck_call_fails_its_sample_alone_and_its_process_is_replaced(reward:
         ("leave", "its process exited with status 4"),
         ("exit", "SystemExit: 3"),
         ("raise", "ValueError: no digits in question"),
-        ("nan", "the function returned nan"),
+        ("nan", "what the function returned: nan is not a finite number"),
+        ("infinite", "what the function returned: -inf is not a finite number"),
+        ("none", "what the function returned: None is not a number"),
+        ("text", "what the function returned: '0.5' of type str is not a number"),
+        ("truth", "what the function returned: True of type bool is not a number"),
+        ("list", "what the function returned: [0.5] of type list is not a number"),
     ],
 )
 def test_a_failing_call_fails_its_sample_with_the_reason(
@@ -93,6 +110,24 @@ def test_what_a_call_started_is_killed_with_it(reward: str) -> None:
     with RewardPool(reward, timeout_s=0.3, num_processes=1) as pool:
         assert pool.score([(mark, "child")]) == [None]
     assert _command_lines(mark) == []
+
+
+def test_a_long_reason_is_cut(reward: str) -> None:
+    with RewardPool(reward, timeout_s=5.0) as pool:
+        (verdict,) = pool.evaluate([("", "long")])
+    assert verdict.reason.startswith("ValueError: xxx")
+    assert len(verdict.reason) < 1000
+
+
+def test_a_batch_of_which_too_much_fails_is_given_up_with_the_reason(reward: str) -> None:
+    calls = [("a", "raise" if at % 3 else "b") for at in range(30)]
+    with RewardPool(reward, timeout_s=5.0, num_processes=1, max_failed=0.7) as pool:
+        assert pool.score(calls).count(None) == 20
+    with RewardPool(reward, timeout_s=5.0, num_processes=1, max_failed=0.2) as pool:
+        with pytest.raises(WorkerError, match="failed for 7 of 30 responses: ValueError") as caught:
+            pool.score(calls)
+        assert caught.value.code == "reward.failed"
+        assert pool.score([("a", "b")]) == [2.5]
 
 
 def test_sandboxes_end_with_the_process_that_started_them(reward: str, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ device it is placed on, or k where it stands k times in the round. Rollout turn 
 rollout turn n+1 … of a job follow each other, and a turn is used or lost on all its devices alike.
 So all turns stand in one total order (round, place in the list, rollout before train) that every
 device respects, and the first open turn can always go on: a phase that collects several devices one
-by one cannot deadlock, whoever was skipped, joined or left. A rollout may begin on the first of its
-devices, give some back early, and end before it had them all: the rest of its turn is passed over.
-A new list holds from the first round that no device has begun, so that the order stays total.
+by one cannot deadlock, whoever was skipped, joined or left. A rollout may give devices back early,
+or, on-policy, begin on the first of them and end before it had them all: the rest of its turn is
+passed over. A new list holds from the first round that no device has begun, so that the order stays
+total.
 
 One step off-policy, a job may want its next rollout while its train is still to come. Both have
-turns of their own, and each iteration has the same turn in both pools.
+turns of their own, and each iteration has the same turn in both pools. Its rollout begins on all of
+its devices: one that ran ahead on some would lose turns to its own train, and delay others.
 
 Strict order is max-plus, hence monotone: a shorter phase never makes anything later, which is what
 makes worst-case admission sound. First come, first served is not.

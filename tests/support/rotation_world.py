@@ -193,7 +193,11 @@ class World:
         """One more device works on the rollout."""
         held, total = job.held[Phase.ROLLOUT], len(job.member.placement.rollout)
         rollout_s = self.drawn(job)
-        if not held:
+        if job.member.max_staleness and len(held) + 1 < total:
+            # Its weights may change while it waits: it begins on all of its devices.
+            held.add(device)
+            return
+        if not held or job.member.max_staleness:
             job.left_s = total * rollout_s
         else:
             job.left_s -= len(held) * (self.now_s - job.at_s)

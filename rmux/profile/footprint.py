@@ -104,12 +104,18 @@ def rollout_resident_bytes(
 def train_resident_bytes(
     spec: JobSpec, shape: ModelShape, hardware: Hardware, *, devices_per_node: int
 ) -> int:
-    """Host memory of one train node while the job is parked: `train_state_bytes` and processes."""
+    """Host memory of one train node while the job is parked: `train_state_bytes` and processes.
+
+    With `train.kl` each rank keeps a copy of the weights more: the reference, which has neither
+    gradients nor moments and is not sharded.
+    """
     ranks = min(spec.train.devices, devices_per_node)
     state = train_state_bytes(
         shape, hardware, ranks=ranks, data_parallel=spec.train.devices, stage=spec.train.zero_stage
     )
-    return state + ranks * hardware.train_process_bytes + NODE_BYTES
+    reference = shape.weight_bytes("float32" if hardware.is_cpu else "bfloat16")
+    copies = ranks if spec.train.kl else 0
+    return state + copies * reference + ranks * hardware.train_process_bytes + NODE_BYTES
 
 
 def train_state_bytes(

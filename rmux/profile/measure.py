@@ -33,6 +33,8 @@ class Samples:
     train_switch_s: tuple[float, ...] = ()
     longest_tokens: tuple[int, ...] = ()
     """Tokens of the longest response of each iteration; empty when not known."""
+    rounds: tuple[int, ...] = ()
+    """How often each iteration sampled, refills included; empty for once."""
     total_tokens: tuple[int, ...] = ()
     """Prompt and response tokens trained on in each iteration; empty when not known."""
     rollout_cold_s: float = 0.0
@@ -75,10 +77,10 @@ def fit(
 ) -> JobProfile:
     """A profile whose worst case is the longest run seen, scaled to the token limit.
 
-    A rollout is scaled by its longest response, a train phase by the tokens it trained on; where
-    lengths are not known nothing is scaled. Rewards run outside the phases that are timed, so the
-    worst rollout gets their stated time on top, and that of environments. CheckError when there
-    are no runs.
+    A rollout is scaled by its longest response, and to as many refills as there may be, a train
+    phase by the tokens it trained on; where lengths are not known nothing is scaled. Rewards run
+    outside the phases that are timed, so the worst rollout gets their stated time on top, and that
+    of environments. CheckError when there are no runs.
     """
     if not samples.rollout_s or not samples.train_s:
         raise CheckError(
@@ -97,7 +99,11 @@ def fit(
             samples.rollout_s,
             [
                 run_s + reward_s(spec) + environment_s(spec)
-                for run_s in _scaled(samples.rollout_s, samples.longest_tokens, rollout.max_tokens)
+                for run_s in _scaled(
+                    _scaled(samples.rollout_s, samples.longest_tokens, rollout.max_tokens),
+                    samples.rounds,
+                    1 + rollout.refills,
+                )
             ],
             switch_s=_most(samples.rollout_switch_s),
             cold_s=samples.rollout_cold_s,

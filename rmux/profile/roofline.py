@@ -51,7 +51,7 @@ def estimate(
     checkpoint_bytes = train_state_bytes * spec.train.devices
     return Estimate(
         rollout_s=rollout_s(spec, shape, rollout, work) + reward_s(spec) + environment_s(spec),
-        train_s=train_s(shape, train, work),
+        train_s=train_s(spec, shape, train, work),
         rollout_switch_s=rollout.switch_overhead_s + weights / rollout.host_bytes_per_s,
         train_switch_s=train.switch_overhead_s + _move_s(train, train_state_bytes),
         rollout_cold_s=rollout.rollout_cold_s + weights / rollout.disk_bytes_per_s,
@@ -83,14 +83,20 @@ def rollout_s(spec: JobSpec, shape: ModelShape, hardware: Hardware, work: Worklo
     return seconds
 
 
-def train_s(shape: ModelShape, hardware: Hardware, work: Workload) -> float:
+def train_s(spec: JobSpec, shape: ModelShape, hardware: Hardware, work: Workload) -> float:
     """6 x parameters x tokens (8 with recomputed activations), attention over the whole sequence,
-    and a fixed part per pass."""
+    and a fixed part per pass.
+
+    A reference model and a value head cost a forward pass more each, the value head's in passes of
+    its own.
+    """
     compute = hardware.flops * hardware.compute_fraction
     length = work.sequence_tokens
     forward_flops = 2.0 * shape.active_params + 4.0 * length * shape.hidden * shape.layers
-    token_flops = (4.0 if hardware.recomputes else 3.0) * forward_flops
-    passes_s = work.micro_batches * hardware.microbatch_overhead_s
+    has_values = spec.recipe == "ppo"
+    forwards = (4.0 if hardware.recomputes else 3.0) + (spec.train.kl > 0) + has_values
+    token_flops = forwards * forward_flops
+    passes_s = work.micro_batches * (1 + has_values) * hardware.microbatch_overhead_s
     return passes_s + work.train_tokens * token_flops / compute
 
 

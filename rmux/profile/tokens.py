@@ -87,8 +87,11 @@ def environment_s(spec: JobSpec) -> float:
 def held_reward_s(spec: JobSpec) -> float:
     """How long a rollout phase waits for the rewards that decide on one refill, seconds.
 
-    What the spec states for them all, or, where it states nothing, the deadline of one call.
+    What the spec states for them all, or, where it states nothing, the deadline of one call. None
+    for an environment's, which come with the episode.
     """
+    if spec.environment.function:
+        return 0.0
     return _stated_reward_s(spec) or spec.reward.timeout_s
 
 

@@ -177,6 +177,7 @@ def samples_of(found: Sequence[PhaseEvent], placement: Placement, watch: Residen
     }
     prepare_s = _prepare_s(found)
     rolls = _of(counted, EventType.PHASE_END, Phase.ROLLOUT)
+    trains = _of(counted, EventType.PHASE_END, Phase.TRAIN)
     return Samples(
         rollout_s=_numbers(counted, EventType.PHASE_END, Phase.ROLLOUT, "run_s"),
         train_s=_numbers(counted, EventType.PHASE_END, Phase.TRAIN, "run_s"),
@@ -185,7 +186,9 @@ def samples_of(found: Sequence[PhaseEvent], placement: Placement, watch: Residen
         rollout_switch_s=_switches_s(counted, Phase.ROLLOUT),
         train_switch_s=_switches_s(counted, Phase.TRAIN),
         longest_tokens=_tokens(rolls, "response_length_max"),
-        total_tokens=_tokens(rolls, "tokens", "prompt_tokens"),
+        rounds=_tokens(rolls, "rounds"),
+        total_tokens=_tokens(trains, "sequence_tokens")
+        or _tokens(rolls, "tokens", "prompt_tokens"),
         rollout_cold_s=prepare_s + inits.get(PoolKind.ROLLOUT, 0.0),
         train_cold_s=prepare_s + inits.get(PoolKind.TRAIN, 0.0),
         init_s=max(inits.values(), default=0.0),

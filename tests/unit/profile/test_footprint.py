@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rmux.errors import SpecError
-from rmux.job import JobSpec, RolloutSpec
+from rmux.job import JobSpec, RolloutSpec, TrainSpec
 from rmux.profile.footprint import (
     ModelShape,
     load_shape,
@@ -113,9 +113,21 @@ def test_zero_shards_the_moments_and_stage_three_all():
     assert train_state_bytes(shape, cpu, ranks=1, data_parallel=4, stage=3) == 4_000_000
 
 
+def test_a_reference_model_is_one_more_copy_of_the_weights_on_every_rank():
+    shape, cpu = size(1e9), hardware("cpu")
+    plain = JobSpec(name="n", train=TrainSpec(devices=2))
+    compared = JobSpec(name="n", train=TrainSpec(devices=2, kl=0.1))
+    for ranks in (1, 2):
+        bytes_ = [
+            train_resident_bytes(spec, shape, cpu, devices_per_node=ranks)
+            for spec in (compared, plain)
+        ]
+        assert bytes_[0] - bytes_[1] == ranks * shape.weight_bytes("float32")
+
+
 def test_more_ranks_on_a_node_hold_more():
     shape, cpu = size(1e9), hardware("cpu")
-    two = JobSpec(name="n", train=JobSpec(name="n").train.__class__(devices=2))
+    two = JobSpec(name="n", train=TrainSpec(devices=2))
     one_per_node = train_resident_bytes(two, shape, cpu, devices_per_node=1)
     both = train_resident_bytes(two, shape, cpu, devices_per_node=8)
     assert both > 1.8 * one_per_node

@@ -72,6 +72,13 @@ def test_a_run_with_short_responses_is_scaled_to_the_token_limit():
     assert profile.rollout.expected_s == 5.0
 
 
+def test_a_rollout_is_scaled_to_all_the_refills_that_there_may_be():
+    refilled = replace(SPEC, rollout=replace(SPEC.rollout, refills=2))
+    profile = fitted(replace(SEEN, rounds=(1, 3, 2)), refilled)
+    # 4 s for one round would be 12 s for three; 10 s for each of two waits is the deadline's.
+    assert profile.rollout.worst_s == pytest.approx(12.0 + 2 * 10.0)
+
+
 def test_training_is_scaled_by_the_tokens_it_saw():
     profile = fitted(replace(SEEN, total_tokens=(500, 1000, 1000)))
     assert profile.train.worst_s == pytest.approx(2.0 * 1000 / 500)

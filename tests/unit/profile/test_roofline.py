@@ -11,7 +11,7 @@ from rmux.job import EnvironmentSpec, JobSpec, RewardSpec, RolloutSpec, TrainSpe
 from rmux.profile import hardware
 from rmux.profile.footprint import ModelShape, shape_of
 from rmux.profile.roofline import Estimate, estimate
-from rmux.profile.tokens import environment_s, workload_of
+from rmux.profile.tokens import environment_s, held_reward_s, workload_of
 
 TINY = shape_of(
     {
@@ -98,6 +98,30 @@ def test_more_devices_share_the_samples():
 def test_reward_time_is_part_of_the_worst_rollout():
     one = replace(spec(2, 10), reward=RewardSpec(seconds_per_sample=0.5))
     assert on_cpu(one).rollout_s == pytest.approx(on_cpu(spec(2, 10)).rollout_s + 16 * 0.5)
+
+
+def test_every_refill_and_the_rewards_it_waits_for_are_part_of_the_worst_rollout():
+    one = spec(2, 10)
+    refilled = replace(one, rollout=replace(one.rollout, refills=2), reward=RewardSpec(timeout_s=3))
+    waves = workload_of(one, kv_bytes_per_token=1).waves
+    assert workload_of(refilled, kv_bytes_per_token=1).waves == waves * 3
+    assert on_cpu(refilled).rollout_s == pytest.approx(3 * on_cpu(one).rollout_s + 2 * 3)
+    assert on_cpu(refilled).train_s == on_cpu(one).train_s
+    stated = replace(refilled, reward=RewardSpec(seconds_per_sample=0.5))
+    assert held_reward_s(stated) == 16 * 0.5
+    assert on_cpu(stated).rollout_s == pytest.approx(3 * (on_cpu(one).rollout_s + 8))
+    played = replace(stated, environment=EnvironmentSpec(function="a.py:A"))
+    assert held_reward_s(played) == 0
+
+
+def test_a_value_head_and_a_reference_model_each_cost_a_forward_pass():
+    one = spec(2, 10)
+    fixed_s = workload_of(one, kv_bytes_per_token=1).micro_batches * 0.1
+    work_s = on_cpu(one).train_s - fixed_s
+    compared = replace(one, train=replace(one.train, kl=0.1))
+    assert on_cpu(compared).train_s == pytest.approx(fixed_s + work_s * 4 / 3)
+    valued = replace(one, recipe="ppo")
+    assert on_cpu(valued).train_s == pytest.approx(2 * fixed_s + work_s * 4 / 3)
 
 
 def test_turns_and_their_environments_are_part_of_the_worst_rollout():

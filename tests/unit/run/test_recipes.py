@@ -271,6 +271,8 @@ def test_dapo_replaces_prompts_whose_responses_all_earned_the_same(make_spec, se
     assert rolled["rounds"] == len(rounds)
     made = [response for found in session.engines.responses for response in found]
     assert rolled["tokens"] == sum(len(response.tokens) for response in made)
+    assert trained["sequence_tokens"] == sum(3 + len(one.response.tokens) for one in samples)
+    assert trained["sequence_tokens"] < rolled["tokens"] + rolled["prompt_tokens"]
     assert (trained["groups"], trained["groups_missing"]) == (4, 0)
     assert trained["groups_dropped"] == sum(map(len, rounds)) // 3 - 4
 

@@ -99,7 +99,10 @@ class Parts:
     def step(self, batch: Batch) -> TrainReport:
         """Of the train phase: optimizer steps over the samples."""
         report = self._trainer.step(batch.samples)
-        return dataclasses.replace(report, metrics={**report.metrics, **batch.metrics})
+        responses = [sample.response for sample in batch.samples]
+        trained = sum(len(one.prompt_tokens) + len(one.tokens) for one in responses)
+        metrics = {**report.metrics, **batch.metrics, "sequence_tokens": float(trained)}
+        return dataclasses.replace(report, metrics=metrics)
 
     def publish(self) -> SyncReport:
         """Of the sync phase."""

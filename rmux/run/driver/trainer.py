@@ -189,6 +189,7 @@ class RayTrainer:
         facts = {
             "weights_version": self.weights_version,
             "stepped": self._stepped,
+            "weights": [(entry.name, entry.shape) for entry in self._manifest],
             "reference": self.gate_reference()._asdict(),
         }
         path = folder / _FACTS

@@ -1,4 +1,4 @@
-"""Host memory as this host counts it: of processes, of shared segments, of the host and its cgroup."""
+"""Host memory as the host counts it: of processes, shared segments, the host and its cgroup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
 
 _SHM = Path("/dev/shm")
 _CGROUPS = Path("/sys/fs/cgroup")

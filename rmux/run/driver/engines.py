@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rmux.cluster import DeviceId, Node, PoolKind
 from rmux.group import Placement
+from rmux.ids import NodeId
 from rmux.job import JobSpec
 
 
@@ -267,6 +268,16 @@ class Engines(Protocol):
 
     def restore(self, folder: Path) -> None:
         """Load what `save` wrote; before the first wake after `init`."""
+
+    def shed(self, what: ShedKind, *, node: NodeId) -> ShedReport | None:
+        """Give up host memory of what is parked on the node; None while it is in use there.
+
+        Called from a thread of its own at any time. Whatever needs the state next brings it back:
+        bit-equal, at the cost of a cold wake. OSError when the disk refuses; nothing is lost then.
+        """
+
+    def spilled(self) -> tuple[NodeId, ...]:
+        """Nodes whose state lies on disk now."""
 
     def versions(self) -> dict[str, str]:
         """Engine name to version."""

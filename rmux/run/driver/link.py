@@ -27,6 +27,7 @@ from rmux.run.messages import (
     DriverStatus,
     Grant,
     Permits,
+    Shed,
     Want,
     streams,
 )
@@ -71,6 +72,10 @@ class Link:
         self._sent_version = 0
         self._sent_source_n = 0
         self._ended = self._closed = False
+        self.on_permits: Callable[[str, Permits], None] = lambda gate, permits: None
+        """Told every gate's word, too; must not call back."""
+        self.shed: Callable[[], tuple[Sequence[Shed], Sequence[str]]] = lambda: ((), ())
+        """`sheds` and `spilled` of every report; must not call back."""
         self._threads = [
             threading.Thread(target=self._send_loop, name="link-out", daemon=True),
             threading.Thread(target=self._receive_loop, name="link-in", daemon=True),
@@ -195,6 +200,7 @@ class Link:
         iteration: int | None = None,
         phase: Phase | None = None,
         device: str | None = None,
+        node: str | None = None,
         at_s: float | None = None,
         prompt: bool = True,
         data: Mapping[str, Any] | None = None,
@@ -205,6 +211,7 @@ class Link:
             if kind is EventType.PROGRESS and len(self._outbox) >= _PROGRESS_ROOM:
                 return
             self._source_n += 1
+            where = node or (device or "").rpartition("/")[0]
             event = PhaseEvent(
                 type=kind,
                 at=self._clock.utc_now(),
@@ -215,7 +222,7 @@ class Link:
                 job_id=JobId(self._config.job_id),
                 iteration=iteration,
                 phase=phase,
-                node=None if device is None else NodeId(device.rpartition("/")[0]),
+                node=NodeId(where) if where else None,
                 device=device,
                 data={**(data or {}), "attempt": self._config.attempt},
             )
@@ -279,6 +286,7 @@ class Link:
     def _take(self, gate: str, permits: Permits, *, at_s: float) -> None:
         before = self.desired
         self._permits[gate] = permits
+        self.on_permits(gate, permits)
         for grant in permits.grants:
             if (grant.job, grant.attempt) != (self._config.job_id, self._config.attempt):
                 continue
@@ -316,11 +324,14 @@ class Link:
             if self._is_granted(want, device)
         ]
         events = tuple(itertools.islice(self._outbox, _EVENTS_PER_REPORT))
+        sheds, spilled = self.shed()
         return DriverReport(
             status=dataclasses.replace(self._status, wants=_without(self._status.wants, granted)),
             pid=os.getpid(),
             uses=tuple(self._uses.values()),
             events=events,
+            sheds=tuple(sheds),
+            spilled=tuple(spilled),
         )
 
     def _send_loop(self) -> None:

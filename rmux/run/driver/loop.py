@@ -23,6 +23,7 @@ from rmux.run.driver import checkpoint, shim
 from rmux.run.driver.engines import DriverConfig, Engines
 from rmux.run.driver.link import Link
 from rmux.run.driver.session import Cancelled, Saver, Session
+from rmux.run.driver.shed import Shedder
 from rmux.run.driver.start import brings_own_engines, init_pools, make_engines
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,12 @@ def run_driver(
     )
     link.start()
     session: Session | None = None
+    shedder: Shedder | None = None
     with _interrupts() as armed:
         try:
             engines = engines or make_engines(config)
             session = _start(config, link, engines)
+            shedder = _shedder(link, engines, session)
             _run_user_code(config, session)
             session.finish()
             outcome = Outcome(state="succeeded", exit_code=EXIT_OK)
@@ -75,6 +78,8 @@ def run_driver(
             shim.activate(None)
             if session is not None:
                 session.close()
+        if shedder is not None:
+            shedder.close()
         finished = session.finished if session else 0
         link.report_status(outcome.state, iteration=finished, error=outcome.error)
         _close(engines)
@@ -107,6 +112,12 @@ def _start(config: DriverConfig, link: Link, engines: Engines) -> Session:
         owns_process=own,
         interrupt=_interrupt_main,
     )
+
+
+def _shedder(link: Link, engines: Engines, session: Session) -> Shedder:
+    shedder = Shedder(link, engines, may_spill=lambda: session.may_spill)
+    shedder.start()
+    return shedder
 
 
 def _saver(config: DriverConfig, engines: Engines, *, own: bool) -> Saver:

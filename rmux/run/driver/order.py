@@ -79,6 +79,12 @@ class Order:
             return self._rolled == self.finished and set(self._running) <= {Phase.ROLLOUT}
 
     @property
+    def is_trained_out(self) -> bool:
+        """Whether no train and no sync is under way or due: what was trained is sent and saved."""
+        with self._lock:
+            return self._trained == self.finished and set(self._running) <= {Phase.ROLLOUT}
+
+    @property
     def current(self) -> tuple[Phase | None, int]:
         """The phase that runs, of two the rollout, with its iteration."""
         with self._lock:

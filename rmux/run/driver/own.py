@@ -9,7 +9,9 @@ from pathlib import Path
 
 from rmux.cluster import DeviceId, PoolKind
 from rmux.errors import UserError
-from rmux.run.driver.engines import DriverConfig, Fleet, Trainer
+from rmux.ids import NodeId
+from rmux.run import host_memory
+from rmux.run.driver.engines import DriverConfig, Fleet, ShedKind, ShedReport, Trainer
 
 
 class OwnEngines:
@@ -56,6 +58,15 @@ class OwnEngines:
 
     def restore(self, folder: Path) -> None:
         pass
+
+    def shed(self, what: ShedKind, *, node: NodeId) -> ShedReport | None:
+        """What the script holds is its own to keep: only the heap's free pages can go."""
+        del node
+        host_memory.trim_heap()
+        return ShedReport(what=what, freed_bytes=0)
+
+    def spilled(self) -> tuple[NodeId, ...]:
+        return ()
 
     def versions(self) -> dict[str, str]:
         return {}

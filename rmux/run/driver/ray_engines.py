@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rmux.cluster import DeviceId, PoolKind
 from rmux.errors import BackendError, RmuxError, SpecError, WorkerError
 from rmux.group import nodes_of
+from rmux.ids import NodeId
 from rmux.run import processes
-from rmux.run.driver.engines import DriverConfig
+from rmux.run.driver.engines import DriverConfig, ShedKind, ShedReport
 from rmux.run.driver.fleet import RayFleet, RolloutHandle
 from rmux.run.driver.ray_session import RaySession
 from rmux.run.workers import vllm_gate
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _START_S = 300.0
 _CALL_S = 120.0
+_SPILL = "spill"
 
 
 class RayEngines:
@@ -155,6 +157,19 @@ class RayEngines:
         self.trainer().restore(folder)
         self.trainer().publish(self.fleet())
 
+    def shed(self, what: ShedKind, *, node: NodeId) -> ShedReport | None:
+        if what is ShedKind.SPILL:
+            freed = self.trainer().spill(self._config.run_dir / _SPILL, node=node)
+            return None if freed is None else ShedReport(what=what, freed_bytes=freed)
+        refs = [handle.actor.drop_caches.remote() for handle in self._on_node(node)]
+        if node in self._caches:
+            refs.append(self._caches[node].drop_older.remote())
+        freed = sum(self._session.get(refs, timeout_s=_CALL_S, what="dropping caches"))
+        return ShedReport(what=what, freed_bytes=freed + self.trainer().drop_caches(node=node))
+
+    def spilled(self) -> tuple[NodeId, ...]:
+        return self._trainer.spilled() if self._trainer is not None else ()
+
     def versions(self) -> dict[str, str]:
         trained = self._trainer.versions() if self._trainer is not None else {}
         return {**trained, **self._versions}
@@ -214,6 +229,9 @@ class RayEngines:
     ) -> list[Any]:
         refs = [getattr(handle.actor, method).remote() for handle in handles.values()]
         return list(self._session.get(refs, timeout_s=timeout_s, what=f"{method} of a worker"))
+
+    def _on_node(self, node: NodeId) -> list[RolloutHandle]:
+        return [handle for device, handle in self._handles.items() if device.node == node]
 
     def _cores(self, device: DeviceId) -> tuple[int, ...]:
         node = self._nodes[device.node]

@@ -69,6 +69,11 @@ class Session:
     def finished(self) -> int:
         return self._order.finished
 
+    @property
+    def may_spill(self) -> bool:
+        """Whether nothing reads the train state before the next train phase."""
+        return self._order.is_trained_out
+
     def run(
         self,
         phase: Phase,

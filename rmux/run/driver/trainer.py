@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rmux.cluster import DeviceId
 from rmux.errors import BackendError, StaleWeightsError, UserError, WorkerError
+from rmux.ids import NodeId
 from rmux.job import TrainSpec
 from rmux.run.driver.engines import DriverConfig, Fleet, Sample, SyncReport, TrainReport
 from rmux.run.driver.ray_session import RaySession
@@ -61,6 +62,7 @@ class RayTrainer:
         self._stepped = False
         self._parked_s = 0.0
         self._ranks: list[Any] = []
+        self._spilled: set[NodeId] = set()
         self._manifest: tuple[WeightEntry, ...] = ()
         self._blob_bytes = 0
         self._versions: dict[str, str] = {}
@@ -100,6 +102,27 @@ class RayTrainer:
         seconds = float(max(self._on_all("park", timeout_s=_START_S)))
         self._parked_s = time.monotonic()
         return seconds
+
+    def drop_caches(self, *, node: NodeId) -> int:
+        """Give back what the ranks on the node keep for later only; returns bytes."""
+        refs = [rank.drop_caches.remote() for rank in self._on_node(node)]
+        return int(sum(self._session.get(refs, timeout_s=_START_S, what="dropping caches")))
+
+    def spill(self, folder: Path, *, node: NodeId) -> int | None:
+        """Write the parked state of the ranks on the node to disk and give its memory back.
+
+        Bytes; None while a rank is awake. Whatever needs the state next brings it back.
+        """
+        refs = [rank.spill.remote(str(folder)) for rank in self._on_node(node)]
+        freed = self._session.get(refs, timeout_s=_START_S, what="spilling the train state")
+        done = [one for one in freed if one is not None]
+        if done:
+            self._spilled.add(node)
+        return None if len(done) < len(freed) else int(sum(done))
+
+    def spilled(self) -> tuple[NodeId, ...]:
+        """Nodes on which ranks have their state on disk."""
+        return tuple(sorted(self._spilled))
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
         devices = self._config.placement.train
@@ -240,7 +263,14 @@ class RayTrainer:
             logprobs=tuple(tuple(logprobs) for logprobs in scored),
         )
 
+    def _on_node(self, node: NodeId) -> list[Any]:
+        devices = self._config.placement.train
+        return [
+            rank for rank, device in zip(self._ranks, devices, strict=False) if device.node == node
+        ]
+
     def _on_all(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        self._spilled.clear()  # whatever a rank does, it does with its state
         refs = [getattr(rank, method).remote(*args) for rank in self._ranks]
         return list(self._session.get(refs, timeout_s=timeout_s, what=f"{method} of the ranks"))
 

@@ -167,6 +167,21 @@ class HostWeightCache:
         """Shared memory held now."""
         return sum(path.stat().st_blocks * 512 for path in self._files.all if path.exists())
 
+    def drop_older(self) -> int:
+        """Remove the version before the current one, which the next sync overwrites anyway; bytes.
+
+        Whoever still maps it keeps it.
+        """
+        with self._lock:
+            if self._current is None or self._incoming is not None:
+                return 0
+            path = self._files.slot(1 - self._current.slot)
+            if not path.exists():
+                return 0
+            freed_bytes = path.stat().st_blocks * 512
+            path.unlink()
+            return freed_bytes
+
     def close(self) -> None:
         """Stop listening and remove the shared memory."""
         self._receiver.close()

@@ -19,6 +19,7 @@ import rmux
 from rmux.clock import Clock, SystemClock
 from rmux.cluster import DeviceId, PoolKind
 from rmux.errors import ConflictError, WorkerError
+from rmux.ids import NodeId
 from rmux.job import Phase
 from rmux.run.driver.engines import (
     DriverConfig,
@@ -30,9 +31,12 @@ from rmux.run.driver.engines import (
     Response,
     Sample,
     Sampling,
+    ShedKind,
+    ShedReport,
     SyncReport,
     TrainReport,
 )
+from rmux.run.workers.ballast import Ballast
 
 _PROGRESS_STEPS = 4
 _STATE = "emulated.json"
@@ -138,6 +142,10 @@ class EmulatedEngines:
         self._sampled_version = 0
         """Of the rollout under way: one step off-policy a sync may come in the middle of it."""
         self._steps = 0
+        self._home = config.placement.train_nodes[0]
+        self._ballast = Ballast(
+            self._spec, seed=self._seed, file=config.run_dir / "spill" / "emulated.state"
+        )
         self._closed = threading.Event()
         self._nap = self._closed.wait if nap is None else nap
         self._rollout = config.placement.rollout
@@ -156,6 +164,8 @@ class EmulatedEngines:
         pass
 
     def init(self, kind: PoolKind) -> float:
+        if kind is PoolKind.TRAIN:
+            self._ballast.fill(steps=0)
         return self._work(kind, self._spec.init_s, Phase.INIT)
 
     def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
@@ -164,12 +174,21 @@ class EmulatedEngines:
             if not self._awake:
                 self._sampled_version = self._version
             self._awake += [device for device in chosen if device not in self._awake]
+        elif self._ballast.is_spilled:
+            begun_s = self._clock.now_s()
+            self._ballast.use()
+            self._work(kind, self._spec.init_s, None)
+            return self._clock.now_s() - begun_s
+        else:
+            self._ballast.use()
         return self._work(kind, self._spec.switch_s / 2, None, devices)
 
     def park(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
         if kind is PoolKind.ROLLOUT:
             chosen = self._rollout if devices is None else devices
             self._awake = [device for device in self._awake if device not in chosen]
+        else:
+            self._ballast.rest()
         return self._work(kind, self._spec.switch_s / 2, None, devices)
 
     def pids(self, device: DeviceId) -> tuple[int, ...]:
@@ -226,12 +245,13 @@ class EmulatedEngines:
     def step(self, samples: Sequence[Sample]) -> TrainReport:
         self._work(PoolKind.TRAIN, self._spec.train_s, Phase.TRAIN)
         self._steps += 1
+        self._ballast.step(self._steps)
         return TrainReport(steps=1, max_logprob_gap=0.0)
 
     def publish(self, fleet: Fleet) -> SyncReport:
         seconds = self._work(PoolKind.TRAIN, self._spec.sync_s, Phase.SYNC)
         self._version += 1
-        checksum = str(self._version)
+        checksum = self._ballast.checksum() or str(self._version)
         return SyncReport(version=self._version, sent_bytes=0, seconds=seconds, checksum=checksum)
 
     def save(self, folder: Path) -> int:
@@ -242,6 +262,16 @@ class EmulatedEngines:
     def restore(self, folder: Path) -> None:
         state = json.loads((folder / _STATE).read_text())
         self._version, self._steps = int(state["version"]), int(state["steps"])
+        self._ballast.fill(steps=self._steps)
+
+    def shed(self, what: ShedKind, *, node: NodeId) -> ShedReport | None:
+        """A job's memory is its driver's, which counts at its home."""
+        if node != self._home:
+            return ShedReport(what=what, freed_bytes=0)
+        return self._ballast.shed(what)
+
+    def spilled(self) -> tuple[NodeId, ...]:
+        return (self._home,) if self._ballast.is_spilled else ()
 
     def versions(self) -> dict[str, str]:
         return {"emulated": rmux.__version__}

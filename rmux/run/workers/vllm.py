@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmux.errors import ConflictError
+from rmux.run.host_memory import trim_heap
 from rmux.run.workers import affinity, cache
 from rmux.run.workers.step_loop import Delta, StepLoop
 from rmux.run.workers.vllm_engine import Admission, EngineOptions, Request, VllmEngine, configure
@@ -64,6 +65,8 @@ class RolloutWorker:
         self._options: EngineOptions | None = None
         self._loop: StepLoop | None = None
         self._engine: VllmEngine | None = None
+        self._is_awake = False
+        """From the beginning of a wake to the end of the park: caches are not dropped then."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -100,6 +103,7 @@ class RolloutWorker:
         """
         begun_s = time.monotonic()
         loop, engine = self._owned()
+        self._is_awake = True
         reloaded = loop.call(lambda: engine.refresh(files))
         affinity.pin_threads(self._cores)
         loop.set_stepping(stepping=True)
@@ -111,7 +115,18 @@ class RolloutWorker:
         """Stop stepping, drop what is in flight; returns how many requests that were."""
         loop, engine = self._owned()
         loop.set_stepping(stepping=False)
-        return loop.call(engine.abort_all)
+        dropped = loop.call(engine.abort_all)
+        self._is_awake = False
+        return dropped
+
+    def drop_caches(self) -> int:
+        """Give host memory back that the next wake makes anew; bytes, 0 while it is awake."""
+        if self._loop is None or self._engine is None:
+            return 0
+        engine = self._engine
+        freed_bytes = self._loop.call(lambda: 0 if self._is_awake else engine.drop_caches())
+        trim_heap()
+        return freed_bytes
 
     def submit(self, requests: Sequence[Request]) -> Admission:
         """Enqueue the whole batch before the next step.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rmux.errors import ConflictError, SpecError, UserError, WorkerError
 from rmux.run.driver.engines import Sampling
 from rmux.run.workers import cache
+from rmux.run.workers.kv_cache import KvCache
 from rmux.run.workers.step_loop import Delta
 from rmux.run.workers.vllm_rng import GeneratorStates, sampled_logprobs
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _STREAM_STEPS = 4
 """Steps whose tokens the engine hands out together: a sixth of a step's CPU time less than 1."""
+_PREFILL_TOKENS = 2048
+"""Prompt tokens of one step."""
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -97,6 +100,8 @@ class VllmEngine:
         self._engine = LLMEngine(
             config, Executor.get_class(config), log_stats=False, multiprocess_mode=False
         )
+        runner = self._engine.model_executor.driver_worker.worker.model_runner
+        self._kv_cache = KvCache(runner.kv_caches)
         model = config.model_config.hf_config
         self._tied = bool(getattr(model, "tie_word_embeddings", False))
         stops = getattr(model, "eos_token_id", None)
@@ -161,20 +166,19 @@ class VllmEngine:
     def stop(self, ids: Sequence[str]) -> tuple[list[Delta], dict[str, tuple[int, bytes]]]:
         """Drop requests; their tokens that no step handed out yet, and for each the tokens of its
         part with the state of its random numbers after them."""
-        deltas, states = [], {}
+        deltas: list[Delta] = []
+        states: dict[str, tuple[int, bytes]] = {}
         for request_id in [each for each in ids if each in self._offsets]:
-            internal = self._internal[request_id]
-            offset = self._offsets[request_id]
-            if self.carries_states:
-                tokens, logprobs = self._states.held_back(internal)
-                if tokens:
-                    deltas.append(
-                        Delta(
-                            request_id=request_id, offset=offset, tokens=tokens, logprobs=logprobs
-                        )
-                    )
-                if (state := self._states.take(internal)) is not None:
-                    states[request_id] = (offset + len(tokens), state)
+            if not self.carries_states:
+                break
+            internal, offset = self._internal[request_id], self._offsets[request_id]
+            tokens, logprobs = self._states.held_back(internal)
+            if tokens:
+                deltas.append(
+                    Delta(request_id=request_id, offset=offset, tokens=tokens, logprobs=logprobs)
+                )
+            if (state := self._states.take(internal)) is not None:
+                states[request_id] = (offset + len(tokens), state)
         self.abort(ids)
         return deltas, states
 
@@ -194,6 +198,7 @@ class VllmEngine:
         """Load the cache's version unless it is the one loaded; clears the prefix cache always."""
         if self._offsets:
             raise ConflictError(f"{len(self._offsets)} requests are in flight")
+        self._kv_cache.regain()
         current = None if files is None else cache.read_current(files)
         wanted = current is not None and current.version != self.version
         if wanted and files is not None:
@@ -205,6 +210,16 @@ class VllmEngine:
         # Also without a reload: a phase must not depend on what earlier ones left behind.
         self._clear_prefix_cache()
         return wanted
+
+    def drop_caches(self) -> int:
+        """Give the KV cache back to the host until the next `refresh`; returns bytes.
+
+        ConflictError while requests are in flight.
+        """
+        if self._offsets:
+            raise ConflictError(f"{len(self._offsets)} requests are in flight")
+        self._clear_prefix_cache()
+        return self._kv_cache.drop()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         from vllm import SamplingParams
@@ -301,6 +316,10 @@ def configure(options: EngineOptions) -> Any:
         dtype=options.dtype,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
+        # A prompt in pieces samples and drops a token per piece: it would move the random numbers
+        # on, and the CPU engine fails on it.
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(_PREFILL_TOKENS, options.max_model_len, options.max_num_seqs),
         kv_cache_memory_bytes=options.kv_cache_bytes,
         seed=options.seed,
         logprobs_mode="processed_logprobs",

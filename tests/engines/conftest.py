@@ -171,6 +171,12 @@ class ProbedWorker(RolloutWorker):
         assert self._engine is not None
         self._engine._tied = not forget
 
+    def carry_states(self, carry: bool) -> bool:
+        """As if the engine's random numbers could (not) be carried; what it was before."""
+        assert self._engine is not None
+        before, self._engine.carries_states = self._engine.carries_states, carry
+        return before
+
     def affinities(self) -> list[list[int]]:
         return [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
 
@@ -225,9 +231,13 @@ class Rollout:
         self.trainer_version[0] = version
 
     def wake(self) -> list[WakeReport]:
-        refs = [handle.actor.wake.remote(self.files) for handle in self.handles]
+        return self.wake_only(*range(len(self.handles)))
+
+    def wake_only(self, *chosen: int) -> list[WakeReport]:
+        handles = [self.handles[at] for at in chosen]
+        refs = [handle.actor.wake.remote(self.files) for handle in handles]
         reports = self.session.get(refs, timeout_s=60.0)
-        for handle, report in zip(self.handles, reports, strict=True):
+        for handle, report in zip(handles, reports, strict=True):
             handle.awake, handle.version = True, report.version
         return reports
 

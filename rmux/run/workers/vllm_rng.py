@@ -106,8 +106,8 @@ class GeneratorStates:
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            # Nearly uniform, so that other random numbers give other tokens with any model.
-            temperature=100.0,
+            # As even as the engine allows: other random numbers are to give other tokens.
+            temperature=2.0,
             max_tokens=count,
             min_tokens=count,
             seed=_PROBE_SEED,

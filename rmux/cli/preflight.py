@@ -10,7 +10,7 @@ from rmux.run.installed import check_engines
 
 
 def check(spec: JobSpec, *, hardware: str) -> None:
-    """SpecError when a model, function or script cannot be used, BackendError without engines.
+    """UserError when a model, function or script cannot be used, BackendError without engines.
 
     The user's functions are imported in a process of their own, under a deadline. Emulated jobs
     use none of it; a script that brings its own engines needs none of rmux's.
@@ -21,6 +21,10 @@ def check(spec: JobSpec, *, hardware: str) -> None:
         from rmux.profile.footprint import load_shape
 
         load_shape(spec.model_path)
+        if spec.recipe is not None:
+            from rmux.run.driver.tokenizer import load_characters
+
+            load_characters(spec.model_path)
     check_engines(spec, hardware=hardware)
     functions = [name for name in (spec.task_module, spec.reward.function) if name]
     if functions:

@@ -33,12 +33,21 @@ FILES = {
     "real.toml": REAL.format(name="real", model="model", reward="tasks.py:reward"),
     "no-model.toml": REAL.format(name="no-model", model="gone", reward="tasks.py:reward"),
     "no-reward.toml": REAL.format(name="no-reward", model="model", reward="broken.py:reward"),
+    "odd.toml": REAL.format(name="odd", model="odd", reward="tasks.py:reward"),
+    "ragged.toml": REAL.format(name="ragged", model="model", reward="tasks.py:reward")
+    + "[rollout]\nprompts = 6\nsamples_per_prompt = 4\n[train]\nmini_batch = 16\n",
+    "few.toml": REAL.format(name="few", model="model", reward="tasks.py:reward")
+    + "[train]\ndevices = 3\nmicro_batch = 1\nmini_batch = 2\n",
     "not-toml.toml": "name = \n",
     "tasks.py": "def prompts(rng, count): return []\ndef reward(prompt, response): return 0.0\n",
     "broken.py": "import no_such_module\n",
     "model/config.json": json.dumps(
         {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
     ),
+    "odd/config.json": json.dumps(
+        {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
+    ),
+    "odd/char_tokenizer.json": json.dumps({"kind": "char", "symbols": "abc"}),
     "hidden/sitecustomize.py": """\
 import sys
 
@@ -56,6 +65,9 @@ REFUSED = {
     "a file that is not there": (["job", "submit", "gone.toml"], 2, "spec.missing"),
     "a model folder that is not there": (["job", "submit", "no-model.toml"], 2, "spec.invalid"),
     "a reward that does not import": (["job", "submit", "no-reward.toml"], 2, "spec.invalid"),
+    "another vocabulary": (["job", "submit", "odd.toml"], 2, "model.vocabulary"),
+    "a batch that groups do not fill": (["job", "submit", "ragged.toml"], 2, "spec.invalid"),
+    "a batch that ranks do not share": (["job", "submit", "few.toml"], 2, "spec.invalid"),
     "a bound below 1": (["job", "submit", "low-slo.toml"], 2, "spec.invalid"),
     "a bound below 1 as a flag": (["job", "submit", "first.toml", "--slo", "0.5"], 2, "usage"),
     "a job that can never fit": (["job", "submit", "wide.toml"], 3, "place.infeasible"),
@@ -76,6 +88,9 @@ TOLD = {
     "a file that is no TOML": ["not-toml.toml:1:"],
     "a model folder that is not there": ["no-model.toml:3:", "/gone"],
     "a reward that does not import": ["broken.py:reward", "No module named 'no_such_module'"],
+    "another vocabulary": ["has 3 tokens", "a vocabulary of 8"],
+    "a batch that groups do not fill": ["train.mini_batch is 16", "the 24 samples", "6 ×", "4"],
+    "a batch that ranks do not share": ["micro_batch 1 × train.devices 3", "mini_batch 2"],
     "a bound below 1": ["low-slo.toml:3:", "0.5", "1"],
     "a job that can never fit": ["needs 3 devices", "cpu-rollout has 1 of 1"],
     "an unknown job": ["j-nobody"],

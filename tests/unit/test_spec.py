@@ -136,6 +136,33 @@ def test_a_number_beyond_all_use_is_told_with_the_limit(write, line, message):
     assert len(found) < 1000
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("top_p = 0.9", "rollout.top_p is 0.9; log-probabilities over a truncated vocabulary"),
+        ("min_tokens = 4", "rollout.min_tokens is 4; where a response may not end yet"),
+        ("presence_penalty = 0.5", "rollout.presence_penalty is 0.5; it counts the response"),
+        ("frequency_penalty = -1.0", "rollout.frequency_penalty is -1; it counts the response"),
+        ("repetition_penalty = 1.2", "rollout.repetition_penalty is 1.2; it samples from another"),
+        ('stop = ["END"]', "rollout.stop is ['END']; a text may lie across the seam"),
+    ],
+)
+def test_sampling_that_is_not_continued_or_trained_faithfully_is_refused(write, line, message):
+    assert message in refused(write(EMULATED + "[rollout]\n" + line + "\n")).message
+
+
+def test_the_neutral_values_of_such_sampling_change_nothing(write):
+    neutral = """[rollout]
+top_p = 1.0
+min_tokens = 0
+presence_penalty = 0.0
+frequency_penalty = 0.0
+repetition_penalty = 1.0
+stop = []
+"""
+    assert load_spec(write(EMULATED + neutral)) == load_spec(write(EMULATED))
+
+
 def test_a_missing_name_is_told(write):
     assert refused(write('engine = "emulated"\n')).message.endswith("name is missing")
 
@@ -258,3 +285,46 @@ def test_no_document_leads_to_anything_but_a_spec_or_a_plain_error(document):
 
 def test_a_fuzzed_document_can_also_be_a_good_one():
     assert outcome({"name": "a", "engine": "emulated"}) == ""
+
+
+def test_dapo_has_a_wider_upper_clip_and_a_refill_unless_the_spec_says_otherwise(write, real):
+    named = real.replace('name = "words"\n', 'name = "words"\nrecipe = "dapo"\n')
+    job = spec.load_spec(write(named))
+    assert (job.train.clip_low, job.train.clip_high, job.rollout.refills) == (0.2, 0.28, 1)
+    said = spec.load_spec(write(named + "[rollout]\nrefills = 0\n[train]\nclip_high = 0.3\n"))
+    assert (said.train.clip_high, said.rollout.refills) == (0.3, 0)
+    plain = spec.load_spec(write(real))
+    assert (plain.train.clip_high, plain.rollout.refills) == (0.2, 0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines", "message"),
+    [
+        ("grpo", "[rollout]\nrefills = 1", "rollout.refills is for recipe 'dapo' only"),
+        ("ppo", "[rollout]\nrefills = 1", "rollout.refills is for recipe 'dapo' only"),
+        ("grpo", "[train]\ngamma = 0.9", "train.gamma is for recipe 'ppo' only"),
+        ("dapo", "[train]\nvalue_clip = 0.1", "train.value_clip is for recipe 'ppo' only"),
+        ("dapo", '[train]\nmean = "sequence"', "recipe 'dapo' averages over tokens"),
+        ("dapo", "[rollout]\nsamples_per_prompt = 1", "recipe 'dapo' compares the samples"),
+        ("ppo", "[train]\ngae_lambda = 1.5", "train.gae_lambda is 1.5; it must be at most 1"),
+    ],
+)
+def test_what_a_recipe_has_no_use_for_is_refused(write, real, recipe, lines, message):
+    named = real.replace('name = "words"\n', f'name = "words"\nrecipe = "{recipe}"\n')
+    assert message in refused(write(f"{named}{lines}\n")).message
+
+
+def test_ppo_needs_no_group_and_its_keys_are_read(write, real):
+    named = real.replace('name = "words"\n', 'name = "words"\nrecipe = "ppo"\n')
+    lines = "[rollout]\nprompts = 32\nsamples_per_prompt = 1\n[train]\ngamma = 0.9\nkl = 0.1\n"
+    job = spec.load_spec(write(named + lines))
+    assert (job.recipe, job.train.gamma, job.train.kl) == ("ppo", 0.9, 0.1)
+    assert spec.spec_from_document(spec.spec_document(job)) == job
+
+
+def test_what_changes_the_loss_alone_leaves_the_profile_and_what_adds_a_model_does_not():
+    one = JobSpec(name="a", recipe="ppo")
+    same = dataclasses.replace(one, train=TrainSpec(gamma=0.5, mean="sequence", value_weight=2.0))
+    other = dataclasses.replace(one, train=TrainSpec(kl=0.1))
+    assert spec.spec_hash(same) == spec.spec_hash(one) != spec.spec_hash(other)
+    assert spec.spec_hash(dataclasses.replace(one, recipe="grpo")) != spec.spec_hash(one)

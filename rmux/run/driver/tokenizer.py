@@ -75,20 +75,55 @@ class _PretrainedTokenizer:
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """The model's tokenizer: its character table, else its Hugging Face files; no download.
 
-    UserError when the folder holds neither, or one that cannot be read.
+    UserError when the folder holds neither, one that cannot be read, or one that does not fit the
+    model's vocabulary.
     """
-    path = Path(folder) / FILE_NAME
-    if path.exists():
-        try:
-            return CharTokenizer(json.loads(path.read_text())["symbols"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is no character tokenizer: {error!r}") from error
+    if (chars := load_characters(folder)) is not None:
+        return chars
     from transformers import AutoTokenizer
 
     try:
-        return _PretrainedTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        found = _PretrainedTokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"no tokenizer in {folder}: {error}",
             hint=f"put {FILE_NAME} or the tokenizer's own files beside the weights",
         ) from error
+    # Vocabularies are filled up to round sizes; such tokens decode to nothing.
+    if (size := _vocabulary(folder)) is not None and found.num_tokens > size:
+        raise _misfit(folder, num_tokens=found.num_tokens, size=size)
+    return found
+
+
+def load_characters(folder: Path | str) -> CharTokenizer | None:
+    """The model's character table, if it has one; errors as in `load_tokenizer`. Light."""
+    path = Path(folder) / FILE_NAME
+    if not path.exists():
+        return None
+    try:
+        found = CharTokenizer(json.loads(path.read_text())["symbols"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no character tokenizer: {error!r}") from error
+    # Every token that can be sampled has to stand for a character.
+    if (size := _vocabulary(folder)) is not None and found.num_tokens != size:
+        raise _misfit(folder, num_tokens=found.num_tokens, size=size)
+    return found
+
+
+def _vocabulary(folder: Path | str) -> int | None:
+    """Of the model; None where its configuration says nothing, which is for others to refuse."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text())
+        size = config.get("text_config", config).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return size if isinstance(size, int) else None
+
+
+def _misfit(folder: Path | str, *, num_tokens: int, size: int) -> UserError:
+    return UserError(
+        f"the tokenizer in {folder} has {num_tokens} tokens, the model a vocabulary of {size}",
+        code="model.vocabulary",
+        hint="put the tokenizer that the model was made with beside its weights",
+        details={"tokens": num_tokens, "vocabulary": size},
+    )

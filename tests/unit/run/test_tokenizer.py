@@ -1,5 +1,8 @@
 """The character tokenizer."""
 
+import sys
+import types
+
 import pytest
 
 from rmux.errors import UserError
@@ -32,4 +35,30 @@ def test_symbols_must_be_unique(symbols):
 def test_a_broken_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "char_tokenizer.json").write_text('{"kind": "char"')
     with pytest.raises(UserError, match=r"char_tokenizer\.json is no character tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("size", [63, 65])
+def test_a_model_with_another_vocabulary_is_refused_with_both_numbers(tmp_path, size):
+    CharTokenizer().save(tmp_path)
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {size}}}')
+    with pytest.raises(
+        UserError, match=f"has 64 tokens, the model a vocabulary of {size}"
+    ) as found:
+        load_tokenizer(tmp_path)
+    assert found.value.code == "model.vocabulary"
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 64}}')
+    assert load_tokenizer(tmp_path).num_tokens == 64
+
+
+def test_a_vocabulary_that_was_filled_up_fits_and_one_that_is_too_small_does_not(
+    tmp_path, monkeypatch
+):
+    """What transformers itself loads takes seconds to import and is not in question here."""
+    stand_in = types.SimpleNamespace(from_pretrained=lambda folder, local_files_only: range(10))
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(AutoTokenizer=stand_in))
+    (tmp_path / "config.json").write_text('{"vocab_size": 16}')
+    assert load_tokenizer(tmp_path).num_tokens == 10
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    with pytest.raises(UserError, match="has 10 tokens, the model a vocabulary of 9"):
         load_tokenizer(tmp_path)

@@ -160,7 +160,7 @@ frequency_penalty = 0.0
 repetition_penalty = 1.0
 stop = []
 """
-    assert load_spec(write(EMULATED + neutral)) == load_spec(write(EMULATED))
+    assert spec.load_spec(write(EMULATED + neutral)) == spec.load_spec(write(EMULATED))
 
 
 def test_a_missing_name_is_told(write):

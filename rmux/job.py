@@ -81,6 +81,8 @@ class RolloutSpec:
     dtype: str = "float32"
     kv_cache_bytes: int = 2**30
     """Per device."""
+    migrate: bool | None = None
+    """Whether it takes its devices one by one and gives single ones back early; None: as fits."""
 
     @property
     def num_samples(self) -> int:
@@ -211,6 +213,20 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     emulated: EmulatedSpec = field(default_factory=EmulatedSpec)
     labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def migrates(self) -> bool:
+        """Whether its rollout takes its devices one by one as they come, and gives back those that
+        its last responses do not need. A script has to ask for it."""
+        if self.rollout.devices < 2 or not self.engine_moves:
+            return False
+        asked = self.rollout.migrate
+        return self.script is None if asked is None else asked
+
+    @property
+    def engine_moves(self) -> bool:
+        """Whether single responses can move: emulated ones only where they have lengths."""
+        return self.engine is Engine.REAL or bool(getattr(self.emulated, "lengths", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

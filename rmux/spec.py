@@ -68,6 +68,14 @@ _NOT_TIMED_OF_TRAIN = (
 _CLIP_HIGH, _DAPO_CLIP_HIGH = 0.2, 0.28
 """PPO (arXiv 1707.06347) clips both sides alike, DAPO (arXiv 2503.14476) the upper one later."""
 _DAPO_REFILLS = 1
+_ONE_VALUE = {
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+}
+"""Of [rollout]: keys that only the value for 'none' gets past, so that a job need not hold them."""
 _VALUE_KEYS = ("gamma", "gae_lambda", "value_clip", "value_weight")
 
 
@@ -129,7 +137,7 @@ def spec_hash(spec: JobSpec) -> str:
         del document[key]
     for key in _NOT_TIMED_OF_TRAIN:
         del document["train"][key]
-    del document["checkpoint"]["keep"]
+    del document["checkpoint"]["keep"], document["rollout"]["migrate"]
     del document["reward"]["max_failed"], document["environment"]["max_failed"]
     if not spec.environment.function:
         del document["environment"]
@@ -251,7 +259,7 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
         return f"{absolute(path)}:{name}" if path else ""
 
     reward, environment, emulated = file.reward, file.environment, file.emulated
-    rollout = file.rollout.model_dump()
+    rollout = file.rollout.model_dump(exclude=_ONE_VALUE)
     rollout["kv_cache_bytes"] = rollout.pop("kv_cache")
     train, is_dapo = file.train.model_dump(), file.recipe == "dapo"
     if train["clip_high"] is None:

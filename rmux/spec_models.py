@@ -68,6 +68,52 @@ def _staleness(value: int) -> int:
     return value
 
 
+def _top_p(value: float) -> float:
+    if value != 1:
+        raise ValueError(
+            f"is {value:g}; log-probabilities over a truncated vocabulary are not those the "
+            "trainer computes, so only 1 is run"
+        )
+    return value
+
+
+def _min_tokens(value: int) -> int:
+    if value != 0:
+        raise ValueError(
+            f"is {value}; where a response may not end yet the sampled log-probabilities leave "
+            "out the end token, which those of the trainer have, so only 0 is run"
+        )
+    return value
+
+
+def _repetition_penalty(value: float) -> float:
+    if value != 1:
+        raise ValueError(
+            f"is {value:g}; it samples from another distribution than the one the trainer "
+            "computes, so only 1 is run"
+        )
+    return value
+
+
+def _count_penalty(value: float) -> float:
+    if value != 0:
+        raise ValueError(
+            f"is {value:g}; it counts the response so far, which a worker that continues it would "
+            "take for its prompt, and the trainer does not compute it, so only 0 is run"
+        )
+    return value
+
+
+def _stop(value: list[str]) -> list[str]:
+    if value:
+        raise ValueError(
+            f"is {value}; a text may lie across the seam of a response that is continued on "
+            "another device, so only [] is run; cut the response in the reward, or end it by the "
+            "model's end token"
+        )
+    return value
+
+
 def _slo(value: float) -> float:
     if not 1 <= value < float("inf"):
         raise ValueError(f"is {value:g}; the smallest slowdown a job can accept is 1")
@@ -107,9 +153,15 @@ class RolloutSection(Section):
     max_tokens: Count = 256
     max_num_seqs: Count = 128
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    top_p: Fraction = 1.0
+    top_p: Annotated[Fraction, AfterValidator(_top_p)] = 1.0
+    min_tokens: Annotated[int, AfterValidator(_min_tokens)] = 0
+    presence_penalty: Annotated[float, AfterValidator(_count_penalty)] = 0.0
+    frequency_penalty: Annotated[float, AfterValidator(_count_penalty)] = 0.0
+    repetition_penalty: Annotated[float, AfterValidator(_repetition_penalty)] = 1.0
+    stop: Annotated[list[str], AfterValidator(_stop)] = Field(default_factory=list)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     kv_cache: Annotated[Size, Field(gt=0)] = 2**30
+    migrate: bool | None = None
 
 
 class TrainSection(Section):

@@ -17,6 +17,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
+from rmux.run.nexts import Next
+
 VERSION = 1
 
 
@@ -68,6 +70,8 @@ class Grants:
     drivers: tuple[DriverOrder, ...] = ()
     acks: tuple[tuple[str, int], ...] = ()
     """(event source, last source_n stored)."""
+    nexts: tuple[Next, ...] = ()
+    """What comes after rollouts that may give single devices back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,7 @@ class Permits:
     """Host memory to give up on the sender's node: '', 'caches' or 'spill'."""
     shed_n: int = 0
     """Number of that order: each is carried out once."""
+    nexts: tuple[Next, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,12 @@ class Run:
     """Newest word of this attempt's driver."""
     placement: Placement | None = None
     """Where this attempt runs."""
+    rolls_full_s: float | None = None
+    """Since when its rollout has every device; None while none does."""
+    trains_full_s: float | None = None
+    """The same of its train."""
+    trained_s: float | None = None
+    """When it gave its last train device back; None once it has others."""
     in_init: bool = False
     """Init was the last phase granted."""
     fence: str = ""

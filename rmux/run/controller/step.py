@@ -15,10 +15,11 @@ from rmux.job import Phase
 from rmux.place import rotation as rotations
 from rmux.place.residency import job_memory
 from rmux.place.rotation import Wanted
-from rmux.run.controller import ledger, members
+from rmux.run.controller import ledger, members, plan
 from rmux.run.controller.state import Command, Gate, GroupView, Inputs, Run, State, UpdateJob
 from rmux.run.controller.turn import Turn
 from rmux.run.messages import DeviceReport, DriverOrder, DriverStatus, Grant, Grants, NodeReport
+from rmux.run.nexts import is_news
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ def _take_device(turn: Turn, report: DeviceReport) -> None:
             turn.held[device] = _granted_before(turn, report)
     elif report.state == "released" and (report.epoch, report.seq) == grant.order:
         del turn.held[device]
+        plan.note_release(turn, grant)
 
 
 def _granted_before(turn: Turn, report: DeviceReport) -> Grant:
@@ -145,7 +147,7 @@ def _granted_before(turn: Turn, report: DeviceReport) -> Grant:
         attempt=report.attempt,
         iteration=report.iteration,
         phase=report.phase,
-        bound_s=turn.limits.fence_floor_s if run is None else _bound_s(turn, run, report.phase),
+        bound_s=turn.limits.fence_floor_s if run is None else plan.bound_s(turn, run, report.phase),
     )
 
 
@@ -161,10 +163,22 @@ def _take_status(turn: Turn, node: NodeId, status: DriverStatus) -> None:
         return
     if run.ordered:
         members.note_want(turn, run, status)
-    run = turn.change(turn.runs[run.job_id], status=status)
+    run = turn.runs[run.job_id]
+    if _took_back(run.status, status):
+        # Its rollout went on without the devices it still waited for: what comes next comes now.
+        run = turn.change(run, due_s=max(run.due_s, plan.ready_by_s(turn, run, Phase.ROLLOUT)))
+    run = turn.change(run, status=status)
     for job_id, device in [key for key in turn.granted if key[0] == run.job_id]:
         if not _still_wants(status, device, turn.granted[job_id, device]):
             del turn.granted[job_id, device]
+
+
+def _took_back(before: DriverStatus | None, now: DriverStatus) -> bool:
+    """Whether a rollout that was waited for is wanted no more."""
+    return any(
+        want.phase == Phase.ROLLOUT and not any(w.phase == Phase.ROLLOUT for w in now.wants)
+        for want in (before.wants if before else ())
+    )
 
 
 def _still_wants(status: DriverStatus, device: DeviceId, key: tuple[int, str, int]) -> bool:
@@ -294,34 +308,17 @@ def _give(turn: Turn, run: Run, device: DeviceId, phase: Phase, iteration: int) 
         attempt=run.attempt,
         iteration=iteration,
         phase=str(phase),
-        bound_s=_bound_s(turn, run, phase),
+        bound_s=plan.bound_s(turn, run, phase),
     )
     turn.held[device] = grant
     turn.granted[run.job_id, device] = (run.attempt, str(phase), iteration)
     turn.emit_grant(EventType.GRANT, grant)
-    planned_s = _planned_s(run, phase)
-    off_device_s = run.view.member.profile.off_device_s if phase is Phase.TRAIN else 0.0
-    ready_s = turn.limits.late_floor_s + turn.limits.late_factor * (planned_s + off_device_s)
-    due_s = turn.now_s + ready_s
+    run = plan.note_grant(turn, run, grant)
+    due_s = plan.ready_by_s(turn, run, phase)
     if run.view.member.max_staleness and turn.now_s < run.due_s < float("inf"):
         # The phase given before may still run: what comes after that one may take as long.
         due_s = max(due_s, run.due_s)
     turn.change(run, in_init=phase is Phase.INIT, due_s=due_s)
-
-
-def _planned_s(run: Run, phase: str) -> float:
-    profile = run.view.member.profile
-    if phase == Phase.ROLLOUT:
-        return max(profile.rollout.planned_s, profile.rollout.cold_s)
-    if phase == Phase.TRAIN:
-        return max(profile.train.planned_s, profile.train.cold_s)
-    return profile.init_s
-
-
-def _bound_s(turn: Turn, run: Run, phase: str) -> float:
-    planned_s = _planned_s(run, phase)
-    floor_s = turn.limits.fence_floor_s * (10 if phase == Phase.INIT else 1)
-    return max(floor_s, turn.limits.fence_factor * planned_s)
 
 
 def _tell_gates(turn: Turn) -> None:
@@ -334,9 +331,11 @@ def _tell_gates(turn: Turn) -> None:
             grants=tuple(turn.held[device] for device in sorted(turn.held) if device.node == node),
             drivers=tuple(_orders(turn, node)),
             acks=_acks(turn, node),
+            nexts=plan.nexts(turn, node),
         )
         before, sent_s = turn.sent.get(node, (None, float("-inf")))
-        if grants != before or turn.now_s - sent_s >= turn.limits.heartbeat_s:
+        elapsed_s = turn.now_s - sent_s
+        if elapsed_s >= turn.limits.heartbeat_s or is_news(before, grants, elapsed_s=elapsed_s):
             turn.send(node, grants)
 
 

@@ -19,6 +19,7 @@ from rmux.run import processes
 from rmux.run.channel import Channel, connect
 from rmux.run.inbox import Arrived, Ended, Inbox
 from rmux.run.messages import DriverReport, Grants, NodeReport, Permits, streams
+from rmux.run.nexts import is_news
 from rmux.run.runner import saved as saved_file
 from rmux.run.runner.drivers import Drivers
 from rmux.run.runner.gate import Attempt, Gate
@@ -264,8 +265,9 @@ class Runner:
                 attempts[driver.job] = driver.attempt
         for job, attempt in attempts.items():
             shed, shed_n = self._shedding.asked(job, attempt)
+            grants = self._gate.passed_on(job, attempt)
             permits = Permits(
-                grants=self._gate.passed_on(job, attempt),
+                grants=grants,
                 desired=self._desired(job, attempt),
                 acks=tuple(
                     (source, number)
@@ -274,9 +276,11 @@ class Runner:
                 ),
                 shed=shed,
                 shed_n=shed_n,
+                nexts=self._gate.nexts(grants, now_s=now_s),
             )
             before, sent_s = self._permits.get(job, (None, float("-inf")))
-            if permits != before or now_s - sent_s >= self._heartbeat_s:
+            elapsed_s = now_s - sent_s
+            if elapsed_s >= self._heartbeat_s or is_news(before, permits, elapsed_s=elapsed_s):
                 self._channel.send(streams.permits(job, self._node), permits)
                 self._permits[job] = (permits, now_s)
         self._permits = {job: sent for job, sent in self._permits.items() if job in attempts}

@@ -20,6 +20,7 @@ from rmux.run.messages import (
     Grant,
     Grants,
 )
+from rmux.run.nexts import Next
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Gate:
         }
         self.orders: dict[str, DriverOrder] = {}
         self.acks: dict[str, int] = {}
+        self._nexts: tuple[tuple[Next, ...], float] = ((), 0.0)
+        """The controller's word, and when it came."""
         self.generation = 0
         """Counts accepted grants: what must be on disk before a driver may hear of it."""
         self._emit = emit
@@ -80,6 +83,7 @@ class Gate:
         self.epoch = message.epoch
         self.orders = {order.job: order for order in message.drivers}
         self.acks = dict(message.acks)
+        self._nexts = (message.nexts, now_s)
         for grant in message.grants:
             if grant.device in self.positions:
                 self._take_grant(grant, now_s=now_s)
@@ -209,6 +213,14 @@ class Gate:
             if position.grant is not None
             and not position.is_free
             and (position.grant.job, position.grant.attempt) == (job, attempt)
+        )
+
+    def nexts(self, grants: Iterable[Grant], *, now_s: float) -> tuple[Next, ...]:
+        """What comes after these grants, counted from now."""
+        known, came_s = self._nexts
+        orders = {(grant.device, *grant.order) for grant in grants}
+        return tuple(
+            one.aged(now_s - came_s) for one in known if (one.device, one.epoch, one.seq) in orders
         )
 
     def reports(self, *, now_s: float) -> tuple[DeviceReport, ...]:

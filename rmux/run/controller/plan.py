@@ -1,0 +1,135 @@
+"""What the plan says of phases under way: how long they may last, what comes next on a device."""
+
+from __future__ import annotations
+
+from rmux.cluster import DeviceId
+from rmux.ids import JobId, NodeId
+from rmux.job import Phase
+from rmux.run.controller import members
+from rmux.run.controller.state import Run
+from rmux.run.controller.turn import Turn
+from rmux.run.messages import Grant
+from rmux.run.nexts import Next
+
+_ALONE = 1.5
+"""A rollout may run on one of its devices alone: the others' share, and half as much again."""
+
+
+def planned_s(run: Run, phase: str) -> float:
+    profile = run.view.member.profile
+    if phase == Phase.ROLLOUT:
+        return max(profile.rollout.planned_s, profile.rollout.cold_s)
+    if phase == Phase.TRAIN:
+        return max(profile.train.planned_s, profile.train.cold_s)
+    return profile.init_s
+
+
+def bound_s(turn: Turn, run: Run, phase: str) -> float:
+    """Longest the phase may hold a device."""
+    expected_s = planned_s(run, phase)
+    floor_s = turn.limits.fence_floor_s * (10 if phase == Phase.INIT else 1)
+    factor = turn.limits.fence_factor
+    if phase == Phase.ROLLOUT and run.view.job.spec.migrates:
+        factor = max(factor, _ALONE * len(run.view.member.placement.rollout))
+    return max(floor_s, factor * expected_s)
+
+
+def ready_by_s(turn: Turn, run: Run, phase: str) -> float:
+    """When the job should want its next phase at the latest, were this one to begin now."""
+    off_device_s = run.view.member.profile.off_device_s if phase == Phase.TRAIN else 0.0
+    needed_s = planned_s(run, phase) + off_device_s
+    return turn.now_s + turn.limits.late_floor_s + turn.limits.late_factor * needed_s
+
+
+def note_grant(turn: Turn, run: Run, grant: Grant) -> Run:
+    """Remember when a phase has all of its devices; the grant is in `held` already."""
+    if grant.phase == Phase.ROLLOUT:
+        full_s = turn.now_s if _is_full(turn, run, grant) else None
+        return turn.change(run, rolls_full_s=full_s, trained_s=None)
+    if grant.phase == Phase.TRAIN:
+        full_s = turn.now_s if _is_full(turn, run, grant) else None
+        return turn.change(run, trains_full_s=full_s, trained_s=None)
+    return run
+
+
+def note_release(turn: Turn, grant: Grant) -> None:
+    """Remember when a train is over; the grant is not in `held` any more."""
+    run = turn.runs.get(JobId(grant.job))
+    if run is None or grant.phase != Phase.TRAIN or grant.attempt != run.attempt:
+        return
+    if not any(held.job == grant.job and held.phase == Phase.TRAIN for held in turn.held.values()):
+        turn.change(run, trains_full_s=None, trained_s=turn.now_s)
+
+
+def nexts(turn: Turn, node: NodeId) -> tuple[Next, ...]:
+    """What comes after the rollouts on the node that may give single devices back.
+
+    Of grants of an earlier controller nothing is told: when they began is not known here.
+    """
+    found = []
+    for device in sorted(turn.held):
+        grant = turn.held[device]
+        run = turn.runs.get(JobId(grant.job)) if device.node == node else None
+        if run is None or grant.phase != Phase.ROLLOUT or grant.attempt != run.attempt:
+            continue
+        if run.rolls_full_s is not None and run.view.job.spec.migrates:
+            found.append(_next(turn, run, device, grant, full_s=run.rolls_full_s))
+    return tuple(found)
+
+
+def _is_full(turn: Turn, run: Run, grant: Grant) -> bool:
+    placement = run.placement or run.view.member.placement
+    pool = placement.rollout if grant.phase == Phase.ROLLOUT else placement.train
+    use = (grant.job, grant.attempt, grant.phase, grant.iteration)
+    return all(
+        (held := turn.held.get(device)) is not None
+        and (held.job, held.attempt, held.phase, held.iteration) == use
+        for device in pool
+    )
+
+
+def _next(turn: Turn, run: Run, device: DeviceId, grant: Grant, *, full_s: float) -> Next:
+    end_s = full_s + run.view.member.profile.rollout.planned_s
+    other = _follower(turn, run, device)
+    ready_s = None if other is None else _ready_s(turn, other, device)
+    return Next(
+        device=str(device),
+        epoch=grant.epoch,
+        seq=grant.seq,
+        job="" if other is None else other.job_id,
+        waits=other is not None and _wants(other, device),
+        ready_s=ready_s,
+        start_s=max(0.0, end_s - turn.now_s),
+    )
+
+
+def _follower(turn: Turn, run: Run, device: DeviceId) -> Run | None:
+    """Whose turn comes, those who are away left out; None when that is the job itself."""
+    assert turn.rotation is not None
+    for job_id in turn.rotation.next_jobs(device):
+        if job_id == run.job_id:
+            return None
+        other = turn.runs.get(job_id)
+        if other is not None and members.is_present(other):
+            return other
+    return None
+
+
+def _wants(run: Run, device: DeviceId) -> bool:
+    wants = run.status.wants if run.status else ()
+    return any(want.phase == Phase.ROLLOUT and str(device) in want.devices for want in wants)
+
+
+def _ready_s(turn: Turn, run: Run, device: DeviceId) -> float | None:
+    """From now until the job wants the device, by the plan of what it does now; None while it
+    waits for something else itself."""
+    if _wants(run, device):
+        return 0.0
+    profile = run.view.member.profile
+    if run.trains_full_s is not None:
+        end_s = run.trains_full_s + profile.train.planned_s + profile.off_device_s
+    elif run.trained_s is not None:
+        end_s = run.trained_s + profile.off_device_s
+    else:
+        return None
+    return max(0.0, end_s - turn.now_s)

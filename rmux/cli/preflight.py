@@ -12,8 +12,8 @@ from rmux.run.installed import check_engines
 def check(spec: JobSpec, *, hardware: str) -> None:
     """UserError when a model, function or script cannot be used, BackendError without engines.
 
-    The user's functions are imported in a process of their own, under a deadline. Emulated jobs
-    use none of it; a script that brings its own engines needs none of rmux's.
+    The user's functions are imported in a process of their own, under a deadline, and an
+    environment is made there and reset. Emulated jobs use none of it; a script that brings its own engines needs none of rmux's.
     """
     if spec.engine is Engine.EMULATED:
         return
@@ -32,6 +32,10 @@ def check(spec: JobSpec, *, hardware: str) -> None:
 
         for function in functions:
             check_function(function, python=spec.python)
+    if spec.environment.function:
+        from rmux.run.sandbox.check import check_environment
+
+        check_environment(spec.environment.function, python=spec.python)
     if spec.script is not None:
         _check_script(Path(spec.script))
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rmux.cli import preflight
 from rmux.errors import SpecError, WorkerError
+from rmux.job import EnvironmentSpec, JobSpec
 from rmux.run.sandbox.check import check_environment
 from rmux.run.sandbox.environments import EnvironmentPool
 from rmux.run.sandbox.host import Move, Outcome
@@ -235,6 +237,17 @@ def test_what_is_wrong_with_every_episode_is_told_at_submit(
     with pytest.raises(SpecError) as caught:
         check_environment(f"{source}:{name}")
     assert reason in caught.value.message
+
+
+def test_a_job_is_refused_for_its_environment_before_it_is_stored(source: str) -> None:
+    def check(name: str) -> None:
+        environment = EnvironmentSpec(function=f"{source}:{name}")
+        spec = JobSpec(name="adding", script=source, recipe=None, environment=environment)
+        preflight.check(spec, hardware="cpu")
+
+    check("Adding")
+    with pytest.raises(SpecError, match="no display"):
+        check("raising")
 
 
 def test_an_environment_that_can_be_played_passes(source: str) -> None:

@@ -17,7 +17,9 @@ from typing import Any, Self
 import rmux
 from rmux.errors import WorkerError
 from rmux.job import JobSpec
+from rmux.run.driver import turns
 from rmux.run.driver.engines import Response, Sample, Sampling, SyncReport, TrainReport
+from rmux.run.driver.recipes.episodes import Episodes
 from rmux.run.driver.recipes.prompts import Drawn, draw, load_prompts
 from rmux.run.driver.tokenizer import load_tokenizer
 from rmux.run.sandbox.pool import RewardPool
@@ -33,6 +35,8 @@ class Rollout:
     drawn: Drawn
     responses: tuple[Response, ...]
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    rewards: Rewards | None = None
+    """Where an environment gave them already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,9 @@ class Parts:
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self._tokenizer = load_tokenizer(spec.model_path)
-        self._prompts_of = load_prompts(spec.task_module)
+        played = bool(spec.environment.function)
+        self._prompts_of = None if played else load_prompts(spec.task_module)
+        self._episodes = Episodes(spec, self._tokenizer) if played else None
         self._fleet, self._trainer = rmux.fleet(), rmux.trainer()
         self._scoring = threading.Lock()
         self._sampling = Sampling(
@@ -58,10 +64,15 @@ class Parts:
             max_tokens=spec.rollout.max_tokens,
         )
         self._rewards = RewardPool(
-            spec.reward.function, timeout_s=spec.reward.timeout_s, python=spec.python
+            spec.reward.function,
+            timeout_s=spec.reward.timeout_s,
+            max_failed=spec.reward.max_failed,
+            python=spec.python,
         )
 
     def __enter__(self) -> Self:
+        if self._episodes is not None:
+            self._episodes.start()
         return self
 
     def __exit__(
@@ -71,20 +82,36 @@ class Parts:
         trace: TracebackType | None,
     ) -> None:
         self._rewards.close()
+        if self._episodes is not None:
+            self._episodes.close()
 
     def draw(self, iteration: int, *, refill: int = 0) -> Drawn:
-        """See `prompts.draw`."""
+        """See `prompts.draw` and, where there is an environment, `Episodes.draw`."""
+        if self._prompts_of is None:
+            assert self._episodes is not None
+            return self._episodes.draw(iteration=iteration, refill=refill)
         return draw(
             self.spec, self._prompts_of, self._tokenizer, iteration=iteration, refill=refill
         )
 
     def sample(self, drawn: Drawn) -> Rollout:
-        """Of the rollout phase: a response to each prompt."""
+        """Of the rollout phase: a response to each prompt, or an episode in its place."""
 
         @rmux.runtime_hook
         def on_progress(progress: Mapping[str, Any]) -> None:
             pass
 
+        if self._episodes is not None:
+            played = self._episodes.play(
+                self._fleet, drawn, sampling=self._sampling, on_progress=on_progress
+            )
+            responses = [one.response for one in played]
+            return Rollout(
+                drawn=drawn,
+                responses=tuple(responses),
+                metrics={**describe(responses), **turns.describe(played)},
+                rewards=tuple(one.reward for one in played),
+            )
         responses = self._fleet.generate(
             drawn.tokens, sampling=self._sampling, seeds=drawn.seeds, on_progress=on_progress
         )
@@ -92,6 +119,8 @@ class Parts:
 
     def score(self, found: Rollout) -> Rewards:
         """The reward of each response, None where it failed. One call at a time."""
+        if found.rewards is not None:
+            return found.rewards
         texts = [self._tokenizer.decode(response.tokens) for response in found.responses]
         with self._scoring:
             return self._rewards.score(list(zip(found.drawn.texts, texts, strict=True)))
@@ -129,11 +158,11 @@ def reward_metrics(spec: JobSpec, rewards: Rewards) -> dict[str, float]:
     """Mean and deviation of what is known. WorkerError 'reward.failed' when nothing is."""
     known = [value for value in rewards if value is not None]
     if not known:
+        named = spec.environment if spec.environment.function else spec.reward
         raise WorkerError(
             f"the reward failed for all {len(rewards)} responses",
             code="reward.failed",
-            hint=f"try {spec.reward.function} by hand; reward.timeout is "
-            f"{spec.reward.timeout_s:g} s",
+            hint=f"try {named.function} by hand; its timeout is {named.timeout_s:g} s",
         )
     return {
         "reward": statistics.fmean(known),

@@ -27,10 +27,17 @@ class Drawn:
     texts: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...]
+    resets: tuple[int, ...] = ()
+    """Seeds of the environments, whose first observations are the prompts; empty without."""
 
     def first(self, count: int) -> Drawn:
         """The first `count` responses."""
-        return Drawn(texts=self.texts[:count], tokens=self.tokens[:count], seeds=self.seeds[:count])
+        return Drawn(
+            texts=self.texts[:count],
+            tokens=self.tokens[:count],
+            seeds=self.seeds[:count],
+            resets=self.resets[:count],
+        )
 
 
 def load_prompts(module: str) -> PromptSource:

@@ -13,7 +13,8 @@ def check(spec: JobSpec, *, hardware: str) -> None:
     """UserError when a model, function or script cannot be used, BackendError without engines.
 
     The user's functions are imported in a process of their own, under a deadline, and an
-    environment is made there and reset. Emulated jobs use none of it; a script that brings its own engines needs none of rmux's.
+    environment is made there and reset. Emulated jobs use none of it; a script that brings its own
+    engines needs none of rmux's.
     """
     if spec.engine is Engine.EMULATED:
         return

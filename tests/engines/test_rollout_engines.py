@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from rmux.cluster import PoolKind
 from rmux.errors import WorkerError
 from rmux.run.driver.engines import Response, Sample, Sampling
 from rmux.run.driver.ray_engines import RayEngines
+from rmux.run.workers.vllm_engine import ModelFacts
 
 PROMPTS = [[(7 * at + 3 * i) % 64 for i in range(8)] for at in range(2) for _ in range(8)]
 SAMPLING = Sampling(max_tokens=32, ignore_eos=True)
@@ -82,6 +84,31 @@ def test_a_restored_job_samples_the_saved_weights(engines: RayEngines, tmp_path:
     engines.wake(PoolKind.ROLLOUT)
     assert engines.fleet().generate(PROMPTS, sampling=SAMPLING, seeds=seeds) == before
     engines.park(PoolKind.ROLLOUT)
+
+
+def test_engines_of_another_model_than_the_trainers_are_told_apart_at_init(
+    engines: RayEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = engines.trainer().model
+    assert model == ModelFacts(vocabulary=64, dtype="float32")
+    for change, message in (
+        ({"vocabulary": 65}, "at r0/0 has a vocabulary of 64 tokens, the trainer one of 65"),
+        ({"dtype": "bfloat16"}, "at r0/0 computes in float32, the trainer sends bfloat16"),
+    ):
+        monkeypatch.setattr(engines.trainer(), "model", dataclasses.replace(model, **change))
+        monkeypatch.setattr(RayEngines, "_on_rollout", _without_init(RayEngines._on_rollout))
+        with pytest.raises(WorkerError, match=message):
+            engines.init(PoolKind.ROLLOUT)
+        monkeypatch.undo()
+
+
+def _without_init(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The engines are there already."""
+
+    def on_rollout(self: RayEngines, method: str, *args: Any, **kwargs: Any) -> Any:
+        return [0.0] if method == "init" else call(self, method, *args, **kwargs)
+
+    return on_rollout
 
 
 def test_versions_and_pids_name_what_runs(engines: RayEngines) -> None:

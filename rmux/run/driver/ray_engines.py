@@ -16,6 +16,7 @@ from rmux.ids import NodeId
 from rmux.run import processes
 from rmux.run.driver.engines import DriverConfig, ShedKind, ShedReport
 from rmux.run.driver.fleet import RayFleet, RolloutHandle
+from rmux.run.driver.model_check import check_same_model
 from rmux.run.driver.ray_session import RaySession
 from rmux.run.workers import vllm_gate
 from rmux.run.workers.cache import CacheFiles, HostWeightCache
@@ -106,6 +107,7 @@ class RayEngines:
         else:
             seconds = max(self._on_rollout("init", self._handles, timeout_s=_START_S))
         self._inited.add(kind)
+        self._check_models()
         return seconds
 
     def wake(self, kind: PoolKind, devices: Sequence[DeviceId] | None = None) -> float:
@@ -194,6 +196,15 @@ class RayEngines:
         for node_id in nodes_of(self._config.placement.rollout):
             for path in CacheFiles.of(self._config.run_tag, node_id).all:
                 path.unlink(missing_ok=True)
+
+    def _check_models(self) -> None:
+        """Once both sides are there. WorkerError when they hold models of different kinds."""
+        trained = self.trainer().model
+        if PoolKind.ROLLOUT not in self._inited or trained is None:
+            return
+        held = self._on_rollout("model", self._handles, timeout_s=_CALL_S)
+        for device, model in zip(self._handles, held, strict=True):
+            check_same_model(model, trained, where=str(device))
 
     def _gate(self, woken: Mapping[DeviceId, RolloutHandle]) -> None:
         """Compare each worker that holds the trainer's version for the first time with its numbers.

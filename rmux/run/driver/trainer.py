@@ -19,6 +19,7 @@ from rmux.run.workers import vllm_gate
 from rmux.run.workers.cache import WeightEntry
 from rmux.run.workers.train_batch import deal
 from rmux.run.workers.train_terms import RankReport, RankSettings
+from rmux.run.workers.vllm_engine import ModelFacts
 
 GAP_BOUNDS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """Largest |trainer - sampled| log-probability of an on-policy token, nats, by rollout dtype.
@@ -59,6 +60,8 @@ class RayTrainer:
         self.caches: tuple[Any, ...] = tuple(cache_handles)
         self.weights_version = 0
         """The version every rollout engine has, or gets at its next wake."""
+        self.model: ModelFacts | None = None
+        """Once it is initialised."""
         self._stepped = False
         self._parked_s = 0.0
         self._ranks: list[Any] = []
@@ -89,6 +92,7 @@ class RayTrainer:
         port = self._on_first("listen", timeout_s=_START_S)
         facts = self._on_all("init", port, timeout_s=_START_S)[0]
         self._manifest = self._on_first("manifest", timeout_s=_START_S)
+        self.model = ModelFacts(vocabulary=int(facts["vocabulary"]), dtype=self._manifest[0].dtype)
         last = self._manifest[-1]
         self._blob_bytes = last.offset + last.num_bytes
         self._sequences = _reference_sequences(self._config, vocabulary=int(facts["vocabulary"]))

@@ -16,7 +16,14 @@ from rmux.errors import ConflictError
 from rmux.run.host_memory import trim_heap
 from rmux.run.workers import affinity, cache
 from rmux.run.workers.step_loop import Delta, StepLoop
-from rmux.run.workers.vllm_engine import Admission, EngineOptions, Request, VllmEngine, configure
+from rmux.run.workers.vllm_engine import (
+    Admission,
+    EngineOptions,
+    ModelFacts,
+    Request,
+    VllmEngine,
+    configure,
+)
 
 _ENVIRON = {
     "HF_HUB_OFFLINE": "1",
@@ -183,6 +190,9 @@ class RolloutWorker:
 
     def version(self) -> int:
         return self._owned()[1].version
+
+    def model(self) -> ModelFacts:
+        return self._owned()[1].model
 
     def versions(self) -> dict[str, str]:
         """Name to version of what computes here; after `prepare`."""

@@ -39,6 +39,14 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What engine and trainer must agree on."""
+
+    vocabulary: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One response to sample; `id` is never used twice."""
 
@@ -107,6 +115,8 @@ class VllmEngine:
         stops = getattr(model, "eos_token_id", None)
         self._stops = [stops] if isinstance(stops, int) else list(stops or ())
         self.vocabulary = int(config.model_config.get_vocab_size())
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        self.model = ModelFacts(vocabulary=self.vocabulary, dtype=dtype)
         self._offsets: dict[str, int] = {}
         self._internal: dict[str, str] = {}
         """The engine's own ids."""

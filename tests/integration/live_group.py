@@ -39,7 +39,9 @@ class LiveGroup:
     def tag(self) -> str:
         return parent.group_tag(self.url, GROUP, host=HOST)
 
-    def add_nodes(self, *, rollout: int = 1, train: int = 1, devices: int = 1) -> None:
+    def add_nodes(
+        self, *, rollout: int = 1, train: int = 1, devices: int = 1, memory_bytes: int = 2**34
+    ) -> None:
         def pool(name: str, kind: PoolKind, count: int) -> NodePool:
             nodes = tuple(
                 Node(
@@ -48,7 +50,7 @@ class LiveGroup:
                     host=HOST,
                     device_kind="cpu",
                     num_devices=devices,
-                    host_memory_bytes=2**34,
+                    host_memory_bytes=memory_bytes,
                 )
                 for index in range(count)
             )
@@ -80,6 +82,8 @@ class LiveGroup:
         placed: bool = True,
         turns: Iterable[str] = (),
         group: GroupId = GROUP,
+        planned_bytes: int = 0,
+        **emulated: Any,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
         spec = JobSpec(
@@ -89,7 +93,14 @@ class LiveGroup:
             restart_limit=restart_limit,
             slo=slo,
             emulated=EmulatedSpec(
-                init_s=0.05, rollout_s=rollout_s, train_s=train_s, sync_s=0.01, switch_s=0.0
+                **{
+                    "init_s": 0.05,
+                    "rollout_s": rollout_s,
+                    "train_s": train_s,
+                    "sync_s": 0.01,
+                    "switch_s": 0.0,
+                    **emulated,
+                }
             ),
         )
         profile = JobProfile(
@@ -104,7 +115,7 @@ class LiveGroup:
             sync_bytes=0,
             init_s=0.05,
             rollout_resident_bytes=0,
-            train_resident_bytes=0,
+            train_resident_bytes=planned_bytes,
             created_at=datetime.now(UTC),
         )
         placement = Placement(

@@ -25,6 +25,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stop-timeout-s", type=float, default=30.0)
     parser.add_argument("--fence-floor-s", type=float, default=60.0)
     parser.add_argument("--fence-grace-s", type=float, default=10.0)
+    parser.add_argument("--memory-look-s", type=float, default=1.0)
+    parser.add_argument("--memory-pause-s", type=float, default=3.0)
     parser.add_argument("--tied", action="store_true", help="end with the process that started it")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -43,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
             stop_timeout_s=args.stop_timeout_s,
             fence_floor_s=args.fence_floor_s,
             fence_grace_s=args.fence_grace_s,
+            memory_look_s=args.memory_look_s,
+            memory_pause_s=args.memory_pause_s,
         )
     except RmuxError as error:
         logging.getLogger("rmux").error("%s", error)

@@ -36,6 +36,8 @@ class Plan:
     stop_s: float
     fence_floor_s: float
     fence_grace_s: float
+    memory_look_s: float
+    memory_pause_s: float
 
     @property
     def folder(self) -> Path:
@@ -61,6 +63,8 @@ class Plan:
     def start_runner(self, node: NodeId) -> subprocess.Popen[bytes]:
         args = [*self._common(), "--node", node, "--tag", self.tag]
         args += ["--stop-grace-s", str(self.stop_s), "--fence-grace-s", str(self.fence_grace_s)]
+        args += ["--memory-look-s", str(self.memory_look_s)]
+        args += ["--memory-pause-s", str(self.memory_pause_s)]
         return self._spawn("runner", args, role=runner_role(node))
 
     def _common(self) -> list[str]:

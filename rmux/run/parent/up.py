@@ -41,6 +41,8 @@ def run(
     stop_timeout_s: float = 30.0,
     fence_floor_s: float = 60.0,
     fence_grace_s: float = 10.0,
+    memory_look_s: float = 1.0,
+    memory_pause_s: float = 3.0,
     on_up: Callable[[], None] | None = None,
     on_served: Callable[[], None] | None = None,
 ) -> int:
@@ -85,6 +87,8 @@ def run(
                 stop_s=stop_timeout_s / 2,
                 fence_floor_s=fence_floor_s,
                 fence_grace_s=fence_grace_s,
+                memory_look_s=memory_look_s,
+                memory_pause_s=memory_pause_s,
             )
             supervisor = Supervisor(
                 store,

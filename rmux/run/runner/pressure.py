@@ -30,7 +30,7 @@ class Marks:
     spill: float
     stop: float
     room: float = 0.05
-    """An episode is over once every fraction is so far below `caches`."""
+    """It is over once every fraction is so far below `caches`."""
 
     def step(self, fraction: float) -> Step:
         reached = [self.caches <= fraction, self.spill <= fraction, self.stop <= fraction]
@@ -50,7 +50,8 @@ class Policy:
     pause_s: float = 3.0
     """Between two steps."""
     again_s: float = 60.0
-    """Before the same is asked of a job again while the pressure lasts."""
+    """Before the same is asked of a job again: where what it gave up comes back with its next wake
+    and the node is short again, the next step is due, not the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +108,11 @@ class Action:
 class Past:
     """What was asked so far."""
 
+    is_short: bool = False
+    """Since the first mark was reached, until there is room again: what was asked stands."""
     acted_s: float = float("-inf")
     asked: Mapping[tuple[str, int, Step], float] = field(default_factory=dict)
-    """(job, attempt, step) to when, within this episode."""
+    """(job, attempt, step) to when, lately."""
     told_s: float = float("-inf")
     """When it was last said that nobody is above its plan."""
 
@@ -134,24 +137,25 @@ def shortage(reading: Reading, policy: Policy) -> Short:
 def decide(
     reading: Reading, holdings: Sequence[Holding], past: Past, *, policy: Policy, now_s: float
 ) -> tuple[tuple[Action, ...], Past]:
-    """What to ask now: caches of every job, or one spill, or one stop; and what is then the past.
-
-    A past without `asked` orders is one between two episodes: what was ordered is off.
-    """
+    """What to ask now: caches of every job, one spill or one stop; and what is then the past."""
     short = shortage(reading, policy)
     if short.step is Step.NONE:
-        return (), past if _is_close(reading, policy) else replace(past, asked={})
+        return (), replace(past, is_short=past.is_short and _is_close(reading, policy))
+    lately = {key: at_s for key, at_s in past.asked.items() if now_s - at_s < policy.again_s}
+    past = replace(past, is_short=True, asked=lately)
     if now_s - past.acted_s < policy.pause_s:
         return (), past
     for chosen, step in (
-        (_holders(holdings, past, Step.CACHES, policy, now_s), Step.CACHES),
-        (_spillable(holdings, past, policy, now_s)[:1], Step.SPILL),
+        (_holders(holdings, past, Step.CACHES), Step.CACHES),
+        (_spillable(holdings, past)[:1], Step.SPILL),
         (_offenders(holdings)[:1], Step.STOP),
     ):
         if short.step < step:
             return (), past
+        if step is Step.STOP and any(_key(one, step) in past.asked for one in holdings):
+            return (), past  # it is ending
         if chosen:
-            asked = {(one.job, one.attempt, step): now_s for one in chosen}
+            asked = {_key(one, step): now_s for one in chosen}
             actions = tuple(Action(step=step, short=short, holding=one) for one in chosen)
             return actions, replace(past, acted_s=now_s, asked={**past.asked, **asked})
     if now_s - past.told_s < policy.again_s:
@@ -169,24 +173,19 @@ def _is_close(reading: Reading, policy: Policy) -> bool:
     return shortage(reading, nearer).step is not Step.NONE
 
 
-def _holders(
-    holdings: Sequence[Holding], past: Past, step: Step, policy: Policy, now_s: float
-) -> list[Holding]:
+def _key(holding: Holding, step: Step) -> tuple[str, int, Step]:
+    return (holding.job, holding.attempt, step)
+
+
+def _holders(holdings: Sequence[Holding], past: Past, step: Step) -> list[Holding]:
     """Jobs of which this was not asked lately, the largest first."""
-    due = [
-        one
-        for one in holdings
-        if one.used_bytes
-        and now_s - past.asked.get((one.job, one.attempt, step), float("-inf")) >= policy.again_s
-    ]
+    due = [one for one in holdings if one.used_bytes and _key(one, step) not in past.asked]
     return sorted(due, key=lambda one: (-one.used_bytes, one.job))
 
 
-def _spillable(
-    holdings: Sequence[Holding], past: Past, policy: Policy, now_s: float
-) -> list[Holding]:
+def _spillable(holdings: Sequence[Holding], past: Past) -> list[Holding]:
     """Parked ones first, of these the one with most slack."""
-    due = _holders(holdings, past, Step.SPILL, policy, now_s)
+    due = _holders(holdings, past, Step.SPILL)
     able = [one for one in due if one.may_spill and not one.spilled]
     return sorted(able, key=lambda one: (one.in_use, -one.slack_s, -one.used_bytes))
 

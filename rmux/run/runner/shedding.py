@@ -40,9 +40,10 @@ class Shedding:
         """Attempts that must end, and why."""
 
     def is_tight(self, host: HostMemory) -> bool:
-        """Whether the host is so short that it must be known who holds what."""
+        """Whether it must be known at once who holds what: the host is short, or the node was."""
         reading = Reading(used_bytes=0, limit_bytes=self._limit_bytes, host=host)
-        return shortage(reading, self._policy).step is not Step.NONE
+        short = shortage(reading, self._policy).step is not Step.NONE
+        return short or self._past.is_short
 
     def asked(self, job: str, attempt: int) -> tuple[str, int]:
         """`Permits.shed` and its number."""
@@ -73,7 +74,7 @@ class Shedding:
         actions, self._past = decide(
             reading, holdings, self._past, policy=self._policy, now_s=now_s
         )
-        if not self._past.asked:
+        if not self._past.is_short:
             self._asked.clear()
         for action in actions:
             self._carry_out(action, shed_n=int(now_s * 1000))

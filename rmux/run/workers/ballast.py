@@ -18,6 +18,8 @@ from rmux.job import EmulatedSpec
 from rmux.run.driver.engines import ShedKind, ShedReport
 
 _PAGE_BYTES = 4096
+_CHANGES = 64
+"""Bytes of the state that a train phase overwrites."""
 
 
 class Ballast:
@@ -111,16 +113,19 @@ class Ballast:
         size = self._spec.held_bytes + step * self._spec.leak_bytes
         if not size:
             return
-        before, larger = self._state, _held(size)
+        state, at = self._state, 0
+        if state is None or len(state) < size:
+            larger = _held(size)
+            if state is not None:
+                at = larger.write(state)
+                state.close()
+            state = larger
+            for page in range(at, size, _PAGE_BYTES):
+                state[page] = page % 251 + 1  # one byte of a page makes it resident
         rng = random.Random(f"{self._seed}/{step}")
-        at = 0
-        if before is not None:
-            at = larger.write(before)
-            before.close()
-        for page in range(at, size, _PAGE_BYTES):
-            larger[page] = rng.randrange(256)  # one byte of a page makes it resident
-        larger[rng.randrange(size)] = rng.randrange(256)
-        self._state, self._size = larger, size
+        for _ in range(_CHANGES):
+            state[rng.randrange(size)] = rng.randrange(256)
+        self._state, self._size = state, size
 
 
 def _held(size: int) -> mmap.mmap:

@@ -54,6 +54,7 @@ def test_caches_go_first_then_the_state_with_most_slack_then_the_one_above_its_p
     assert node.at(6, 110) == [(Step.SPILL, "a")]
     assert node.at(9, 110) == [(Step.SPILL, "c")]
     assert node.at(12, 110) == [(Step.STOP, "c")]
+    assert node.at(15, 110) == [], "it is ending"
 
 
 @pytest.mark.parametrize(("used", "furthest"), [(95, Step.CACHES), (100, Step.SPILL)])
@@ -63,20 +64,31 @@ def test_no_step_is_taken_before_its_own_mark(used, furthest):
     assert max(steps) is furthest
 
 
-def test_nothing_is_asked_twice_within_the_pause_of_an_episode():
+def test_nothing_is_asked_twice_within_the_pause_even_when_it_comes_back():
     node = Node(A)
     assert node.at(0, 96) == [(Step.CACHES, "a")]
-    assert [node.at(at, 96) for at in range(3, 60, 3)] == [[]] * 19
+    used = [96, 50, 98] * 6
+    assert [node.at(3 * at, one) for at, one in enumerate(used, start=1)] == [[]] * 18
     assert node.at(60, 96) == [(Step.CACHES, "a")]
 
 
-def test_an_episode_ends_only_with_room_to_spare():
+def test_where_a_spilled_state_comes_back_the_next_step_is_due():
+    node = Node(A, C)
+    node.at(0, 106)
+    assert node.at(3, 106) == [(Step.SPILL, "a")]
+    assert node.at(6, 66) == []
+    assert node.at(9, 106) == [(Step.SPILL, "c")]
+    assert node.at(12, 66) == []
+    assert node.at(15, 106) == [(Step.STOP, "c")]
+
+
+def test_what_was_asked_stands_until_there_is_room_to_spare():
     node = Node(A)
-    assert node.at(0, 96) == [(Step.CACHES, "a")]
-    assert node.at(4, 91) == []
-    assert node.at(8, 96) == [], "it only dipped: still the same episode"
-    assert node.at(12, 89) == []
-    assert node.at(16, 96) == [(Step.CACHES, "a")]
+    shorts = []
+    for at, used in enumerate([80, 96, 91, 94, 89, 91]):
+        node.at(at, used)
+        shorts.append(node.past.is_short)
+    assert shorts == [False, True, True, True, False, False]
 
 
 def test_who_holds_a_device_spills_only_after_those_that_are_parked():

@@ -116,6 +116,7 @@ class RayFleet:
                 raise ConflictError("another stream of the fleet is open", code="fleet.busy")
             members = self._members()
             self._check_awake(members)
+            self._left -= {handle.id for handle in members}
             self._calls += 1
             self._stream = RayStream(
                 self._session,
@@ -144,9 +145,8 @@ class RayFleet:
         nowhere."""
         with self._lock:
             handles = self._known(devices)
-            report = MoveReport()
-            if self._stream is not None and not self._stream.closed:
-                report = self._stream.leave(devices, homes=homes)
+            stream = self._stream
+            report = MoveReport() if stream is None else stream.leave(devices, homes=homes)
             for handle in handles:
                 if handle.usable:
                     handle.awake = False
@@ -177,9 +177,7 @@ class RayFleet:
                     raise handle.dead or ConflictError(
                         f"{handle.device} is not awake", code="fleet.asleep"
                     )
-            if self._stream is None or self._stream.closed:
-                return 0
-            return self._stream.join(handles)
+            return 0 if self._stream is None else self._stream.join(handles)
 
     def _known(self, devices: Iterable[DeviceId]) -> list[RolloutHandle]:
         unknown = [device for device in devices if device not in self._handles]

@@ -110,11 +110,11 @@ class RayStream:
                 if not len(self._flights):
                     return None
                 self._poll()
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return None
+            left_s = max(0.0, deadline_s - time.monotonic())
             if self._collect(min(left_s, _LOOK_S)) and self._on_progress is not None:
                 self._on_progress(self._progress())
+            if left_s == 0.0 and not self._done:
+                return None
 
     def in_flight(self) -> tuple[InFlight, ...]:
         with self._lock:
@@ -135,10 +135,12 @@ class RayStream:
     def leave(
         self, devices: Iterable[DeviceId], *, homes: Mapping[int, DeviceId] | None = None
     ) -> MoveReport:
-        """See `Fleet.leave`. ConflictError, with nothing stopped, when a request could go on
-        nowhere."""
+        """See `Fleet.leave`; nothing moves once the stream is closed. ConflictError, with nothing
+        stopped, when a request could go on nowhere."""
         begun_s = time.monotonic()
         with self._changing():
+            if self.closed:
+                return MoveReport()
             leaving = [device for device in devices if device in self._flights.members]
             self._check_leave(leaving, homes or {})
             left = self._flights.stop(k for one in leaving for k in self._flights.queues[one])
@@ -157,6 +159,8 @@ class RayStream:
     def join(self, handles: Iterable[RolloutHandle]) -> int:
         """See `Fleet.join`."""
         with self._changing():
+            if self.closed:
+                return 0
             flights = self._flights
             joiners = [handle for handle in handles if handle.id not in flights.members]
             flights.enlist(joiners)
@@ -175,8 +179,6 @@ class RayStream:
     def _changing(self) -> Iterator[None]:
         """What fails half-way is told to the thread that waits for responses, too."""
         with self._lock:
-            if self.closed:
-                raise ConflictError("the stream is closed", code="fleet.closed")
             try:
                 yield
             except ConflictError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rmux.errors import RmuxError
 from rmux.run.driver.config_file import read_config
 from rmux.run.driver.loop import EXIT_FAILED, run_driver
+from rmux.run.host_memory import offer_to_oom_killer
 
 logging.basicConfig(
     level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -20,6 +21,8 @@ def main(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What a script prints is in its log when it is killed.
         sys.stdout.reconfigure(line_buffering=True)
+    # What a job starts inherits it: out of memory, the kernel spares runner and controller.
+    offer_to_oom_killer()
     try:
         return run_driver(read_config(Path(argv[1])))
     except RmuxError as error:

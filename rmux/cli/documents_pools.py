@@ -16,6 +16,8 @@ class NodePart(Part):
     gpu_uuids: tuple[str, ...]
     host_memory_bytes: int
     reserved_memory_bytes: int
+    planned_bytes: int | None
+    """Of the jobs that are placed on it, parked; `pool show` tells it."""
     drained: str
     group: str | None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rmux import units
+from rmux.cli import memory_views
 from rmux.cli.documents_groups import GroupDocument, Timeline
 from rmux.cli.job_views import slowdown_text, state_text
 from rmux.cli.output import Column, Table
@@ -55,9 +56,7 @@ def text(group: GroupDocument) -> str:
         f"nodes       {', '.join(group.nodes) or '-'}",
         f"controller  {served}",
     ]
-    for node in group.memory:
-        held, limit = map(units.format_bytes, (node.resident_bytes, node.limit_bytes))
-        lines.append(f"memory      {node.node}  {held} of {limit}")
+    lines += memory_views.node_lines(group.memory)
     for device in group.devices:
         doing = "idle"
         if device.job is not None:

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rmux import timeline
-from rmux.cli import charges
+from rmux.cli import charges, memory_views
 from rmux.cli.charges import Charge
 from rmux.cli.documents_groups import GroupDocument
+from rmux.cli.memory_views import Measured
 from rmux.cli.progress import pace_of
 from rmux.clock import SystemClock, boot_id
 from rmux.cluster import Cluster, PoolKind
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 WINDOW_S = 600.0
 _EVENTS = 6000
-_MEMORY_EVENTS = 200
 _ITERATIONS = 5
 
 
@@ -42,7 +42,7 @@ class Look:
     seq: int
     now_s: float
     at: datetime
-    resident_bytes: Mapping[NodeId, int]
+    memory: Mapping[NodeId, Measured]
     """Host memory of what runs for each node, as the controller there is now journaled it last."""
     charge: Charge
 
@@ -97,20 +97,9 @@ def look(
         seq=events.last_seq(conn, group_id),
         now_s=now_s,
         at=datetime.now(UTC),
-        resident_bytes={} if lease is None else _resident_bytes(conn, group_id, lease.epoch),
+        memory={} if lease is None else memory_views.measured(conn, group_id, lease.epoch),
         charge=charges.of_group(conn, group, group.usd_per_h(cluster)),
     )
-
-
-def _resident_bytes(conn: Conn, group_id: str, epoch: int) -> dict[NodeId, int]:
-    from rmux.store import events
-
-    found = events.latest(conn, group=group_id, types=[EventType.MEMORY], limit=_MEMORY_EVENTS)
-    return {
-        event.node: int(event.data["resident_bytes"])
-        for event in found
-        if event.node is not None and event.source == f"{group_id}@{epoch}"
-    }
 
 
 def document(seen: Look) -> GroupDocument:
@@ -179,15 +168,7 @@ def _fields(seen: Look) -> dict[str, Any]:
         "nodes": group.nodes,
         "rotation_version": group.rotation_version,
         "members": [_member(seen, member) for member in group.members],
-        "memory": [
-            {
-                "node": node,
-                "resident_bytes": seen.resident_bytes[node],
-                "limit_bytes": seen.cluster.node(node).usable_memory_bytes,
-            }
-            for node in group.nodes
-            if node in seen.resident_bytes
-        ],
+        "memory": memory_views.node_parts(group, seen.cluster, seen.memory),
     }
 
 

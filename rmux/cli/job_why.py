@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rmux import units
-from rmux.cli import job_views
+from rmux.cli import job_views, memory_views
 from rmux.cli.documents import Document
 from rmux.cli.documents_jobs import (
     JobChange,
@@ -106,7 +106,8 @@ def _bearing(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
     if job.state is JobState.PENDING:
         return _pending(conn, job)
     if job.state in (JobState.FAILED, JobState.CANCELLED, JobState.SUCCEEDED):
-        return _ended(job)
+        facts, advice = _ended(job)
+        return [*memory_views.of_job(conn, job.id), *facts], advice
     return _placed(conn, job)
 
 
@@ -171,6 +172,7 @@ def _placed(conn: Conn, job: Job) -> tuple[list[str], list[str]]:
         )
     if job.phase is not None:
         facts.append(f"phase   {job.phase} {job.phase_state}")
+    facts += memory_views.of_job(conn, job.id)
     if job.attempt > 1:
         facts.append(f"attempt {job.attempt}: {_failures(conn, job)}")
     return facts, [f"rmux group watch {job.group_id}"]

@@ -119,13 +119,15 @@ def tenants(ctx: typer.Context) -> None:
 
 @app.command("show")
 def show(ctx: typer.Context, pool: PoolArg) -> None:
-    """Show one pool: its nodes, who holds them, its links."""
+    """Show one pool: its nodes, who holds them, the memory planned on each, its links."""
+    from rmux.cli import memory_views
     from rmux.store import pools
 
     found = session(ctx)
     with open_store(found) as store, store.read() as conn:
         cluster, held = pools.load(conn), pools.holders(conn)
-    seen = document(cluster, cluster.pool(pool), held)
+        planned_bytes = memory_views.planned_bytes(conn)
+    seen = document(cluster, cluster.pool(pool), held, planned_bytes=planned_bytes)
     found.out.emit(seen, table=lambda: node_rows(seen), names=[seen.name])
     for link in seen.links:
         found.out.note(f"link {link.source}, {link.target}: {units.format_rate(link.rate_bps)}")

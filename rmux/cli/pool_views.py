@@ -32,7 +32,13 @@ def change(
     return changed, revision
 
 
-def document(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -> PoolDocument:
+def document(
+    cluster: Cluster,
+    pool: NodePool,
+    held: Mapping[NodeId, GroupId],
+    *,
+    planned_bytes: Mapping[NodeId, int] | None = None,
+) -> PoolDocument:
     """What `rmux.pool/v1` says of a pool."""
     free = [node for node in pool.nodes if not node.drained and node.id not in held]
     return PoolDocument(
@@ -55,6 +61,7 @@ def document(cluster: Cluster, pool: NodePool, held: Mapping[NodeId, GroupId]) -
                 gpu_uuids=node.gpu_uuids,
                 host_memory_bytes=node.host_memory_bytes,
                 reserved_memory_bytes=node.reserved_memory_bytes,
+                planned_bytes=None if planned_bytes is None else planned_bytes.get(node.id, 0),
                 drained=node.drained,
                 group=held.get(node.id),
             )
@@ -92,6 +99,7 @@ def node_rows(pool: PoolDocument) -> Table:
             "DEVICES",
             Column("MEMORY", right=True),
             Column("RESERVED", right=True),
+            Column("PLANNED", right=True),
             "GROUP",
             "DRAINED",
             Column("CORES", wide=True),
@@ -103,6 +111,7 @@ def node_rows(pool: PoolDocument) -> Table:
                 f"{node.num_devices}x{node.device_kind}",
                 units.format_bytes(node.host_memory_bytes),
                 units.format_bytes(node.reserved_memory_bytes),
+                units.format_bytes(node.planned_bytes),
                 node.group,
                 node.drained or None,
                 " ".join(",".join(map(str, cores)) for cores in node.cores) or None,

@@ -84,13 +84,20 @@ def test_show_tells_the_memory_of_each_node_beside_its_limit(run, filled, sample
             job=None,
             phase=None,
             resident_bytes=resident_bytes,
+            jobs={"j-000001": resident_bytes // 2},
         )
         filled.append(dataclasses.replace(told, node=node))
     shown = json.loads(run("group", "show", "g-000001", "--json")[1])
-    assert shown["memory"] == [
-        {"node": "r0", "resident_bytes": 3 * 2**30, "limit_bytes": 7 * 2**30}
-    ]
-    assert "memory      r0  3 GiB of 7 GiB" in run("group", "show", "g-000001")[1]
+    (node,) = shown["memory"]
+    assert (node["node"], node["resident_bytes"]) == ("r0", 3 * 2**30)
+    assert node["limit_bytes"] == 7 * 2**30
+    first, *others = node["jobs"]
+    assert (first["job"], first["resident_bytes"]) == ("j-000001", 3 * 2**29)
+    assert [other["resident_bytes"] for other in others] == [None] * len(others)
+    assert node["planned_bytes"] == sum(job["planned_bytes"] for job in node["jobs"]) > 0
+    text = run("group", "show", "g-000001")[1]
+    assert "memory      r0  3 GiB of 7 GiB, planned " in text
+    assert "1.5 GiB (plan " in text
 
 
 def test_the_picture_fits_the_screen_and_shows_pools_jobs_lanes_and_events(turning):

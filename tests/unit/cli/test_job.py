@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -114,6 +115,29 @@ def test_why_counts_failures_apart_from_attempts(run, filled):
     restarting = {"job": "j-000001", "state": "lost", "code": "job.restarting"}
     filled.append(filled.event(EventType.JOB_STATE, filled.now_s, **restarting))
     assert "attempt 7: 1 failed, 3 restarts allowed" in run("job", "why", "math")[1]
+
+
+def test_why_tells_what_host_memory_made_of_a_job(run, filled):
+    filled.serve()
+    told = {"job": "j-000001", "phase": None}
+    asked = filled.event(
+        EventType.MEMORY_PRESSURE,
+        filled.now_s,
+        action="spill",
+        cause="node",
+        used_bytes=5 * 2**30,
+        limit_bytes=4 * 2**30,
+        job_bytes=2**30,
+        planned_bytes=2**30,
+        **told,
+    )
+    done = filled.event(
+        EventType.MEMORY_SHED, filled.now_s, what="spill", freed_bytes=2**29, error="", **told
+    )
+    filled.append(*(dataclasses.replace(event, node="t0") for event in (asked, done)))
+    why = run("job", "why", "math")[1]
+    assert "t0 short of memory (node at 5 GiB of 4 GiB): spill; it held 1 GiB" in why
+    assert "gave up spill on t0: 512 MiB" in why
 
 
 def test_why_of_a_failed_job_shows_its_last_words_and_history(run, filled):

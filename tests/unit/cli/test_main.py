@@ -284,6 +284,11 @@ def test_doctor_reports_and_changes_nothing(run, tmp_path):
     assert found["store"]["status"] == "warn"
     assert found["store"]["fix"] == "rmux store init"
     assert {"shm", "cores", "ports", "channel", "engine.vllm"} <= set(found)
+    assert {"memory", "oom", "isolation", "device-memory"} <= set(found)
+    assert (
+        "jobs of one user run under one uid and can read each other's"
+        in (found["isolation"]["message"])
+    )
     assert run("doctor", "--strict")[0] == 7
     assert list(tmp_path.iterdir()) == []
 

@@ -52,6 +52,8 @@ def test_ls_counts_what_is_free_and_held(run, filled):
 
 def test_show_lists_nodes_and_an_unknown_pool_is_exit_4(run, filled):
     assert "r1" in run("pool", "show", "rollout")[1]
+    first, second = json.loads(run("pool", "show", "rollout", "--json")[1])["nodes"]
+    assert first["planned_bytes"] > 0 == second["planned_bytes"], "of the jobs placed on it"
     assert run("pool", "show", "rollouts")[0] == 4
 
 

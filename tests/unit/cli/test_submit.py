@@ -107,6 +107,26 @@ def test_a_job_without_room_now_stays_pending_with_its_reason_and_exits_0(folder
     assert reason["code"] == "slo"
 
 
+def test_a_job_that_memory_has_no_room_for_is_told_the_whole_arithmetic(folder, run):
+    (folder / "held.toml").write_text(emulated("held") + 'resident = "5GiB"\n')
+    (folder / "more.toml").write_text(emulated("more") + 'resident = "3GiB"\n')
+    run("job", "submit", "held.toml")
+    sums = (
+        "short by 1 GiB of host memory on r0 (limit 7 GiB): held 5 GiB parked, 0 B for the largest "
+        "switch, 3 GiB asked, 2 GiB left"
+    )
+    code, out, _ = run("place", "more.toml", "--explain")
+    assert code == 3
+    assert sums in out
+    code, out, _ = run("job", "submit", "more.toml")
+    assert code == 0
+    assert "no place: group g-" in out
+    assert sums in out
+    job = out.split()[0]
+    assert sums in run("job", "why", job)[1]
+    assert json.loads(run("job", "show", job, "--json")[1])["reason"]["code"] == "residency"
+
+
 def test_a_job_that_can_never_fit_is_exit_3_and_leaves_nothing(folder, run):
     code, out, err = run("job", "submit", "wide.toml")
     assert (code, out) == (3, "")

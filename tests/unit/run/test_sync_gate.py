@@ -14,6 +14,13 @@ def test_numbers_within_the_bound_pass_with_their_gap() -> None:
     )
 
 
+def test_the_bound_grows_with_how_unlikely_a_token_is() -> None:
+    """Rounding does; the same gap at a likely token is refused."""
+    assert compare([[-0.1, -20.0]], [[-0.1, -20.00015]], version=1, where="r0/0") > 1e-4
+    with pytest.raises(WorkerError, match="is not the trainer's"):
+        compare([[-0.1, -20.0]], [[-0.10015, -20.0]], version=1, where="r0/0")
+
+
 @pytest.mark.parametrize("engine", [[[-1.0, -2.1]], [[-1.0, math.nan]], [[-1.0]], []])
 def test_other_numbers_are_refused(engine: list[list[float]]) -> None:
     with pytest.raises(WorkerError) as caught:

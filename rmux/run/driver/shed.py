@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 
 from rmux.clock import Clock, SystemClock
-from rmux.errors import RmuxError
 from rmux.events import EventType
 from rmux.ids import NodeId
 from rmux.run import host_memory
@@ -110,8 +109,8 @@ class Shedder:
             return None, ""
         try:
             report = self._engines.shed(ShedKind(what), node=NodeId(gate))
-        except (RmuxError, OSError) as error:
+        except Exception as error:  # the thread's top: what fails is told, and the job goes on
             log.exception("could not give up %s on %s", what, gate)
-            return None, str(error)
+            return None, str(error) or type(error).__name__
         host_memory.trim_heap()
         return report, ""

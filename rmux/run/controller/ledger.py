@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rmux.events import EventType
+from rmux.events import EventType, PhaseEvent
 from rmux.group import Member
 from rmux.ids import JobId, NodeId
+from rmux.job import Phase
 from rmux.place.period import period
+from rmux.run.controller.state import Run
 from rmux.run.controller.turn import Turn
 
 
@@ -29,6 +31,15 @@ def slacks_s(members: Sequence[Member], *, turns: Sequence[JobId]) -> Mapping[Jo
         promised_s = member.slo * member.solo_s
         found[member.job_id] = promised_s - plan.iteration_s(member.job_id) - cold_s
     return found
+
+
+def note_spill(turn: Turn, run: Run, event: PhaseEvent) -> None:
+    """From a spill to the end of the next train phase the job's wake is planned as a cold one."""
+    if event.type is EventType.MEMORY_SHED and event.data.get("what") == "spill":
+        if event.data.get("freed_bytes"):
+            turn.change(run, spilled_attempt=run.attempt)
+    elif event.type is EventType.PHASE_END and event.phase is Phase.TRAIN:
+        turn.change(run, spilled_attempt=None)
 
 
 def note_stop(turn: Turn, job_id: JobId, attempt: int, why: str) -> None:

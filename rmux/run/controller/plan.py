@@ -20,8 +20,15 @@ def planned_s(run: Run, phase: str) -> float:
     if phase == Phase.ROLLOUT:
         return max(profile.rollout.planned_s, profile.rollout.cold_s)
     if phase == Phase.TRAIN:
-        return max(profile.train.planned_s, profile.train.cold_s)
+        return max(train_s(run), profile.train.cold_s)
     return profile.init_s
+
+
+def train_s(run: Run) -> float:
+    """The worst case of a train phase, with a cold wake where its state was spilled."""
+    train = run.view.member.profile.train
+    is_cold = run.spilled_attempt == run.attempt
+    return train.worst_s + (max(train.switch_s, train.cold_s) if is_cold else train.switch_s)
 
 
 def bound_s(turn: Turn, run: Run, phase: str) -> float:
@@ -127,7 +134,7 @@ def _ready_s(turn: Turn, run: Run, device: DeviceId) -> float | None:
         return 0.0
     profile = run.view.member.profile
     if run.trains_full_s is not None:
-        end_s = run.trains_full_s + profile.train.planned_s + profile.off_device_s
+        end_s = run.trains_full_s + train_s(run) + profile.off_device_s
     elif run.trained_s is not None:
         end_s = run.trained_s + profile.off_device_s
     else:

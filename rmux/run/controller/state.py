@@ -112,6 +112,8 @@ class Run:
     """Why this attempt is to be killed."""
     slack_s: float = 0.0
     """What one cold wake leaves of its promise in an iteration, seconds."""
+    spilled_attempt: int | None = None
+    """The attempt whose train state lies on disk, so that its next wake is a cold one."""
     rewarded: bool = False
     ending: tuple[JobState, Reason, str] | None = None
     """How it ended; written once its devices are released."""

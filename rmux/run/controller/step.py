@@ -206,6 +206,7 @@ def _take_event(turn: Turn, document: dict[str, object]) -> None:
 def _note_event(turn: Turn, run: Run, event: PhaseEvent) -> None:
     """What `job ls` shows of it."""
     columns: dict[str, object] = {}
+    ledger.note_spill(turn, run, event)
     if event.type is EventType.ITERATION_END and event.iteration is not None:
         columns["iteration"] = event.data.get("finished", event.iteration + 1)
         reward = event.data.get("reward")

@@ -9,7 +9,8 @@ from controller_world import GROUP, NODES, TICK_S, World
 
 from rmux.clock import ManualClock
 from rmux.events import EventType
-from rmux.job import JobState
+from rmux.job import JobState, Phase
+from rmux.run.controller import plan
 from rmux.run.controller.state import (
     Inputs,
     State,
@@ -375,6 +376,32 @@ def test_runners_are_told_what_admission_counted_and_what_a_cold_wake_leaves(sam
     assert {order.planned_bytes for order in orders.values()} == {750}
     assert {order.planned_bytes for order in world.state.sent["r0"][0].drivers} == {2**28 + 50}
     assert orders["j-a"].slack_s > 0 > orders["j-b"].slack_s
+
+
+def test_the_wake_after_a_spill_is_planned_as_a_cold_one_until_it_is_over(samples):
+    world = World(samples, iterations=50)
+    view = world.members["j-a"]
+    train = dataclasses.replace(view.member.profile.train, worst_s=2.0, switch_s=0.5, cold_s=30.0)
+    member = dataclasses.replace(
+        view.member, profile=dataclasses.replace(view.member.profile, train=train)
+    )
+    world.members["j-a"] = dataclasses.replace(view, member=member)
+    world.start_controller(epoch=1)
+    world.run(0.5)
+    driver = world.drivers["j-a"]
+
+    def plan_s():
+        return plan.planned_s(world.state.runs["j-a"], "train")
+
+    assert plan_s() == 30.0, "by itself a bound allows for a cold start"
+    driver.emit(EventType.MEMORY_SHED, what="spill", freed_bytes=5, error="")
+    world.run(0.04)
+    assert plan_s() == 32.0
+    driver.phase = Phase.TRAIN
+    driver.emit(EventType.PHASE_END)
+    world.run(0.04)
+    assert plan_s() == 30.0
+    assert plan.train_s(world.state.runs["j-a"]) == 2.5
 
 
 def test_an_attempt_that_a_runner_elsewhere_wants_to_end_is_fenced_at_its_home(samples):

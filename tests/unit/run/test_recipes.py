@@ -21,6 +21,22 @@ def prompts(rng, count):
 def one_prompt(rng, count):
     return ["abc"]
 
+def nothing(rng, count):
+    return None
+
+def no_prompts(rng, count):
+    return []
+
+def endless(rng, count):
+    while True:
+        yield "abc"
+
+def one_text(rng, count):
+    return "abcd"
+
+def number(rng, count):
+    return ["abc"] * (count - 1) + [7]
+
 def long_prompts(rng, count):
     return ["abcabcabcabc"] * count
 
@@ -219,6 +235,11 @@ def test_a_reward_that_always_fails_ends_the_job_before_it_trains(make_spec, ses
     ("prompts", "message"),
     [
         ("one_prompt", "asked for 4 texts and gave 1"),
+        ("nothing", "asked for 4 texts and gave None"),
+        ("no_prompts", "asked for 4 texts and gave 0"),
+        ("endless", "asked for 4 texts and gave more than 4"),
+        ("one_text", "asked for 4 texts and gave 'abcd'"),
+        ("number", "asked for 4 texts and gave 7 among them"),
         ("long_prompts", "12 tokens, rollout.max_prompt_tokens is 8"),
     ],
 )

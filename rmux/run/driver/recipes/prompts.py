@@ -7,8 +7,10 @@ with the very prompts and samples it would have had.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import random
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -69,12 +71,7 @@ def draw(
     rollout = spec.rollout
     suffix = f"/{refill}" if refill else ""
     rng = random.Random(f"{spec.seed}/{iteration}/prompts{suffix}")
-    drawn = list(prompts_of(rng, rollout.prompts))
-    if len(drawn) != rollout.prompts or not all(isinstance(text, str) for text in drawn):
-        raise UserError(
-            f"the prompt source was asked for {rollout.prompts} texts and gave {len(drawn)}",
-            code="task.prompt",
-        )
+    drawn = _texts(prompts_of(rng, rollout.prompts), wanted=rollout.prompts)
     texts = tuple(text for text in drawn for _ in range(rollout.samples_per_prompt))
     seeds = random.Random(f"{spec.seed}/{iteration}/samples{suffix}")
     return Drawn(
@@ -82,6 +79,20 @@ def draw(
         tokens=_encode(spec, tokenizer, texts),
         seeds=tuple(seeds.getrandbits(31) for _ in texts),
     )
+
+
+def _texts(found: object, *, wanted: int) -> list[str]:
+    """UserError for what is not exactly so many texts."""
+    asked = f"the prompt source was asked for {wanted} texts and gave"
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        raise UserError(f"{asked} {reprlib.repr(found)}", code="task.prompt")
+    drawn = list(itertools.islice(found, wanted + 1))  # a source may go on for ever
+    if len(drawn) != wanted:
+        number = f"more than {wanted}" if len(drawn) > wanted else str(len(drawn))
+        raise UserError(f"{asked} {number}", code="task.prompt")
+    if wrong := [text for text in drawn if not isinstance(text, str)]:
+        raise UserError(f"{asked} {reprlib.repr(wrong[0])} among them", code="task.prompt")
+    return drawn
 
 
 def _encode(

@@ -63,6 +63,8 @@ class RewardPool:
         self._import_s = import_s
         self._slots: list[_Slot] = []
         self._failed_starts = 0
+        self._failed = 0
+        """Calls of the batch so far."""
 
     def score(self, calls: Iterable[Sequence[Any]]) -> list[float | None]:
         """Values of `evaluate`; the reasons of those without one are logged."""
@@ -84,6 +86,7 @@ class RewardPool:
         WorkerError 'reward.import' when the import fails, 'reward.failed' past `max_failed`.
         """
         batch = list(calls)
+        self._failed = 0
         verdicts: list[Verdict | None] = [None] * len(batch)
         waiting = deque(range(len(batch)))
         while waiting or any(slot.call is not None for slot in self._slots):
@@ -96,7 +99,8 @@ class RewardPool:
                     slot.sandbox.send(list(batch[slot.call]))
             for slot in self._await():
                 self._advance(slot, verdicts)
-            self._check(verdicts)
+            if self._failed > self._max_failed * len(batch):
+                self._give_up(verdicts)
         return [verdict for verdict in verdicts if verdict is not None]
 
     def start(self) -> None:
@@ -124,11 +128,9 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def _check(self, verdicts: Sequence[Verdict | None]) -> None:
-        failed = [one.reason for one in verdicts if one is not None and one.value is None]
-        if not failed or len(failed) <= self._max_failed * len(verdicts):
-            return
+    def _give_up(self, verdicts: Sequence[Verdict | None]) -> None:
         self.close()  # some are in the middle of a call
+        failed = [one.reason for one in verdicts if one is not None and one.value is None]
         reasons = Counter(failed).most_common(5)
         raise WorkerError(
             f"the reward failed for {len(failed)} of {len(verdicts)} responses: {reasons[0][0]}",
@@ -191,6 +193,7 @@ class RewardPool:
         elif slot.call is not None:
             reason = answer.get("error", "")
             verdicts[slot.call] = Verdict(value=answer.get("value"), reason=reason)
+            self._failed += "value" not in answer
             slot.call = None
 
     def _replace(self, slot: _Slot, verdicts: list[Verdict | None], *, reason: str) -> None:
@@ -199,6 +202,7 @@ class RewardPool:
         ended = slot.sandbox.kill()
         if slot.call is not None:
             verdicts[slot.call] = Verdict(value=None, reason=reason or f"its process {ended}")
+            self._failed += 1
             return
         self._failed_starts += 1
         if reason or self._failed_starts >= _START_ATTEMPTS:

@@ -145,6 +145,21 @@ def test_turns_are_sent_singly_and_come_as_they_end(rollout: Any) -> None:
     assert rollout.fleet.in_flight() == ()
 
 
+def test_a_worker_tells_which_of_its_requests_wait_for_their_turn(rollout: Any) -> None:
+    with rollout.fleet.stream() as stream:
+        for key, prompt in enumerate(PROMPTS):
+            stream.submit(key, prompt, sampling=GREEDY, seed=0)
+        assert stream.next(0.1) is None
+        handle = rollout.handles[0]
+        ids = [f"{rollout.fleet._calls}-{key}-{key}" for key in range(20)]
+        waiting = rollout.session.get(handle.actor.queued.remote([*ids, "gone"]))
+        mine = [one for one in rollout.fleet.in_flight() if one.device == FIRST]
+        assert 0 < len(waiting) <= len(mine) - 8
+        keys = {int(each.split("-")[1]) for each in waiting}
+        assert keys == {one.key for one in mine[-len(waiting) :]}
+        assert all(one.tokens == 0 for one in mine if one.key in keys)
+
+
 def test_more_prompt_tokens_than_one_step_takes_are_no_problem_for_seeded_requests(
     rollout: Any,
 ) -> None:

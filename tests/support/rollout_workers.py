@@ -50,6 +50,8 @@ class StandInWorker:
         self.version = version
         self.carries = carries
         self.dead = False
+        self.starved: set[str] = set()
+        """Requests for which there is no room in the cache."""
         self.submits: list[list[Request]] = []
         self._max_num_seqs = max_num_seqs
         self._running: dict[str, _Running] = {}
@@ -90,6 +92,10 @@ class StandInWorker:
         after, deltas = self.poll(cursor, 0.0)
         return Stopped(cursor=after, deltas=deltas, states=states)
 
+    def queued(self, ids: Sequence[str]) -> tuple[str, ...]:
+        waiting = [*self.serves[self._max_num_seqs :], *self.starved]
+        return tuple(each for each in ids if each in waiting)
+
     def abort(self, ids: Sequence[str]) -> None:
         for request_id in ids:
             self._running.pop(request_id, None)
@@ -101,6 +107,8 @@ class StandInWorker:
 
     def step(self) -> None:
         for running in list(self._running.values())[: self._max_num_seqs]:
+            if running.request.id in self.starved:
+                continue
             sampling = running.request.sampling
             context = [*running.request.prompt, *running.tokens]
             number = 0 if sampling.temperature == 0 else running.numbers.getrandbits(30)

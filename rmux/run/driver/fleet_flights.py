@@ -106,7 +106,7 @@ class Flights:
         """A response that `send` will start."""
         self._flights[key] = _Flight(sampling=sampling, seed=seed)
 
-    def enlist(self, handles: Iterable[RolloutHandle]) -> None:
+    def enlist(self, handles: Sequence[RolloutHandle]) -> None:
         for handle in handles:
             self._check_version(handle)
         for handle in handles:
@@ -175,6 +175,23 @@ class Flights:
         for queue in self.queues.values():
             queue[:] = [key for key in queue if key not in wanted]
         return left
+
+    def waiting(self, key: int) -> bool:
+        """Whether its worker holds the request and says that it is not its turn. A worker that
+        does not answer is dead."""
+        flight = self._flights[key]
+        handle = None if flight.device is None else self.members.get(flight.device)
+        if handle is None or not handle.usable:
+            return False
+        ids = self._part_ids([key])
+        try:
+            found = self._session.get(
+                handle.actor.queued.remote(ids), timeout_s=_STOP_S, what="a look at the queue"
+            )
+        except RmuxError as error:
+            self.bury(handle, error)
+            return False
+        return bool(found)
 
     def abort(self) -> None:
         """Leave nothing running."""

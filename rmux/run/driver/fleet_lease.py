@@ -1,4 +1,7 @@
-"""Requests that a living worker forgot: no token for a stated time while others got theirs."""
+"""Requests that a living worker forgot: no token for a stated time while others got theirs.
+
+One that waits for room in the KV cache looks the same from here; its worker is asked about it.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,10 @@ class Lease:
                 entry.tokens, entry.at_s = tokens, self._watched_s
                 self._progress_s = self._watched_s
         return [key for key, entry in self._entries.items() if self._is_overdue(key, entry)]
+
+    def excuse(self, key: int) -> None:
+        """It waits by right, so this time does not count."""
+        self._entries[key].renewals -= 1
 
     def _is_overdue(self, key: int, entry: _Entry) -> bool:
         if self._watched_s - entry.at_s <= self.lease_s:

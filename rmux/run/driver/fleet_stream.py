@@ -245,6 +245,9 @@ class RayStream:
             device = self._flights.placed().get(key)
             if device is None:
                 continue
+            if self._flights.waiting(key):
+                self._lease.excuse(key)
+                continue
             _log.warning(
                 "request %d got no token at %s for %g s while others did; asked for again",
                 key,

@@ -168,6 +168,11 @@ class RolloutWorker:
         cursor, deltas = loop.poll(cursor, timeout_s=0.0)
         return Stopped(cursor=cursor, deltas=deltas, states=states)
 
+    def queued(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Those of the requests that wait for their turn: for room in the batch or the KV cache."""
+        loop, engine = self._owned()
+        return loop.call(lambda: engine.queued(ids))
+
     def abort(self, ids: Sequence[str]) -> None:
         """Drop requests; their tokens so far are flushed first."""
         loop, engine = self._owned()

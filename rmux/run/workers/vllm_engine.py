@@ -192,6 +192,14 @@ class VllmEngine:
         self.abort(ids)
         return deltas, states
 
+    def queued(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Those of the requests that the engine holds and does not run now."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        running = {request.request_id for request in scheduler.running}
+        return tuple(
+            each for each in ids if each in self._internal and self._internal[each] not in running
+        )
+
     def abort(self, ids: Sequence[str]) -> None:
         known = [request_id for request_id in ids if request_id in self._offsets]
         if known:

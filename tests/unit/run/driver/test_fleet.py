@@ -243,17 +243,18 @@ class Impatient(Lease):
     def __init__(self) -> None:
         super().__init__()
         self.keys: list[int] = []
+        self.excused: list[int] = []
+
+    def excuse(self, key: int) -> None:
+        self.excused.append(key)
 
     def overdue(self, served: Mapping[int, int], *, watched_s: float) -> list[int]:
         keys, self.keys = self.keys, []
         return keys
 
 
-def test_a_request_that_its_worker_forgot_is_asked_for_again_elsewhere(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def leased(lease: Lease) -> tuple[RayStream, Any]:
     _, session, handles = make_fleet(2)
-    lease = Impatient()
     stream = RayStream(
         session,  # type: ignore[arg-type]
         handles,
@@ -263,6 +264,31 @@ def test_a_request_that_its_worker_forgot_is_asked_for_again_elsewhere(
         check_version=lambda handle: None,
         lease=lease,
     )
+    return stream, session
+
+
+def test_a_request_that_waits_for_room_in_the_cache_is_left_where_it_is() -> None:
+    lease = Impatient()
+    stream, session = leased(lease)
+    with stream:
+        for key in range(4):
+            stream.submit(key, PROMPTS[key], sampling=SEEDED, seed=SEEDS[key])
+        stream.next(0.0)
+        session.workers[0].starved = {session.workers[0].serves[0]}
+        lease.keys = [0]
+        while lease.excused != [0]:
+            stream.next(0.0)
+        assert len(session.workers[1].submits) == 1
+        session.workers[0].starved.clear()
+        while (taken := stream.next(10.0)) is not None:
+            check_response(taken[1], prompt=PROMPTS[taken[0]], sampling=SEEDED)
+
+
+def test_a_request_that_its_worker_forgot_is_asked_for_again_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lease = Impatient()
+    stream, session = leased(lease)
     with stream, caplog.at_level(logging.WARNING):
         for key in range(4):
             stream.submit(key, PROMPTS[key], sampling=SEEDED, seed=SEEDS[key])
@@ -295,6 +321,8 @@ def test_a_lease_ends_only_while_others_get_on_and_not_for_ever() -> None:
     assert watch(5, growing=(1, 2)) == []
     assert watch(10, growing=(1,)) == []
     assert watch(5, growing=(1,)) == [2]
+    lease.excuse(2)
+    assert watch(12, growing=(1,)) == [2]
     with pytest.raises(BackendError, match="request 2 made no progress for 10 s, 2 times"):
         watch(15, growing=(1,))
 

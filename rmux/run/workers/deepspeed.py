@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmux.errors import BackendError
+from rmux.errors import BackendError, ConflictError
 from rmux.run.workers.affinity import pin_threads, run_niced
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class TrainRank:
             )
         os.environ.update(MASTER_ADDR=self._settings.address, MASTER_PORT=str(port))
         self._engine = TrainEngine(self._settings, self._store)
+        self._engine.state.prepare()
         self._pinned()
         seconds = time.monotonic() - begun_s
         return {"seconds": seconds, "vocabulary": self._engine.vocabulary}
@@ -101,57 +102,80 @@ class TrainRank:
     def step(self, batches: Sequence[MiniBatch], gap_bound: float | None) -> RankReport:
         """See `TrainEngine.train`. A collective."""
         with self._busy:
-            return self._ready().train(batches, gap_bound=gap_bound)
+            engine = self._awake()
+            engine.state.changed()
+            return engine.train(batches, gap_bound=gap_bound)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probability of each token after the first of each sequence."""
         with self._busy:
-            return self._ready().score(sequences)
+            return self._awake().score(sequences)
 
     def wake(self) -> float:
-        """Seconds. The state lies where the device reads it: only the cores are made sure of."""
+        """Seconds. On the CPU the state lies where the device reads it: only the cores are made
+        sure of, unless the last park moved it."""
         begun_s = time.monotonic()
         self._pinned()
+        with self._busy:
+            if self._engine is not None:
+                self._engine.state.copies.move_back()
         return time.monotonic() - begun_s
 
     def park(self) -> float:
-        """Seconds, until what still ran has ended; then no thread of the rank runs."""
+        """Seconds, until what still ran has ended; then no thread of the rank runs.
+
+        A collective of all ranks where each has only a part of the weights (ZeRO 3): they exchange
+        what each of them will send.
+        """
         begun_s = time.monotonic()
         with self._busy:
+            if self._engine is not None:
+                self._engine.state.prepare()
             return time.monotonic() - begun_s
+
+    def park_moved(self) -> int:
+        """`park`, then move all state to host memory of its own; returns bytes.
+
+        Weights can be sent and checkpoints written from there; ConflictError for everything that
+        needs the device, until `wake`.
+        """
+        with self._busy:
+            self.park()
+            return self._ready().state.copies.move_out()
 
     def manifest(self) -> tuple[WeightEntry, ...]:
         """The tensors of the weights in the order of the blob that `send` writes."""
         return self._ready().state.entries()
 
     def checksum(self) -> str:
-        """xxh3_128 of the whole blob: every rank of ZeRO 1 and 2 has all of it."""
-        import xxhash
-
+        """xxh3_128 of the whole blob, on the first rank. ConflictError with ZeRO 3 before a park
+        or a `send`."""
         with self._busy:
-            whole = self._ready().state.whole()
-            return xxhash.xxh3_128(whole.numpy()).hexdigest()
+            return self._ready().state.checksum()
 
     def send(self, targets: Sequence[tuple[str, str]], deadline_s: float) -> int:
         """Write this rank's part of the weights to each (endpoint, transfer id); returns bytes.
 
         Errors as in `rmux.sync.transport.tcp.send`.
         """
+        from rmux.run.workers.train_state_moved import memory_of
         from rmux.sync.transport.base import Endpoint
         from rmux.sync.transport.tcp import send
 
         with self._busy:
-            offset, part = self._ready().state.part()
-            view, ends_s = memoryview(part.numpy()), time.monotonic() + deadline_s
+            state = self._ready().state
+            state.prepare()  # of a rank that was parked, nothing: see `park`
+            parts, ends_s = state.parts(), time.monotonic() + deadline_s
             sent = 0
             for text, transfer_id in targets:
-                sent += send(
-                    Endpoint.parse(text),
-                    view,
-                    transfer_id=transfer_id,
-                    offset=offset,
-                    deadline_s=ends_s - time.monotonic(),
-                ).bytes
+                for offset, part in parts:
+                    sent += send(
+                        Endpoint.parse(text),
+                        memory_of(part),
+                        transfer_id=transfer_id,
+                        offset=offset,
+                        deadline_s=ends_s - time.monotonic(),
+                    ).bytes
             return sent
 
     def save(self, folder: str) -> int:
@@ -162,7 +186,7 @@ class TrainRank:
     def restore(self, folder: str) -> None:
         """Load its part of what any number of ranks saved."""
         with self._busy:
-            self._ready().state.restore(Path(folder))
+            self._awake().state.restore(Path(folder))
 
     def close(self) -> None:
         with self._busy:
@@ -174,6 +198,12 @@ class TrainRank:
         if self._engine is None:
             raise BackendError("the training rank is not initialised", code="backend.deepspeed")
         return self._engine
+
+    def _awake(self) -> TrainEngine:
+        engine = self._ready()
+        if engine.state.copies.are_out:
+            raise ConflictError("the state of the training rank is on the host: wake it first")
+        return engine
 
     def _pinned(self) -> None:
         pin_threads(self._settings.cores)

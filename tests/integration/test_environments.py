@@ -276,3 +276,18 @@ def test_an_episode_that_was_given_up_frees_its_environment(source: str) -> None
         assert move is not None
         assert move.outcome is Outcome.OK
         assert time.monotonic() - began_s < 10.0
+
+
+def test_an_answer_to_an_episode_that_was_given_up_is_not_the_next_ones(source: str) -> None:
+    with EnvironmentPool(f"{source}:Adding", timeout_s=5.0, num_processes=1) as pool:
+        pool.reset(0, seed=0)
+        pool.reset(1, seed=0)
+        take(pool, 2)
+        pool.step(0, "3")
+        pool.step(1, "5")
+        while pool._moves.qsize() < 2:
+            time.sleep(0.001)
+        pool.end(0)
+        pool.reset(0, seed=0)
+        found = take(pool, 2)
+        assert (found[0].reward, found[1].reward) == (0.0, 5.0)

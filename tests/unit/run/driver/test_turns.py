@@ -213,6 +213,31 @@ def test_environments_cannot_keep_idle_devices_for_ever():
     assert set(environments.ended) == {0, 1, 2, 3}
 
 
+def test_the_time_that_devices_are_kept_idle_is_added_up(monkeypatch):
+    """Each answer takes a second of it; all sampling takes none."""
+    now_s = [100.0]
+
+    class Slow(Scripted):
+        def next(self, timeout_s):
+            if not self.moves:
+                return None
+            now_s[0] += min(1.0, timeout_s)
+            return self.moves.popleft() if timeout_s >= 1.0 else None
+
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now_s[0])
+    environments = Slow(goes_on, "ab.")
+    options = {
+        "environments": environments,
+        "tokenizer": TOKENIZER,
+        "sampling": SAMPLING,
+        "limits": Limits(max_turns=5, turn_tokens=2, max_prompt_tokens=6, max_tokens=40),
+    }
+    (found,) = turns.play(LetterFleet(), episodes(1), idle_s=4.0, **options)
+    assert found.end is End.TERMINATED
+    (found,) = turns.play(LetterFleet(), episodes(1), idle_s=2.9, **options)
+    assert (found.end, found.turns) == (End.FAILED, 2)
+
+
 @pytest.mark.parametrize(
     ("first", "reason"),
     [

@@ -111,7 +111,7 @@ def emulated(
         sync_bytes=0,
         init_s=stated.init_s,
         rollout_resident_bytes=stated.resident_bytes,
-        train_resident_bytes=stated.resident_bytes,
+        train_resident_bytes=stated.resident_bytes or stated.held_bytes + stated.cache_bytes,
         created_at=created_at,
     )
 

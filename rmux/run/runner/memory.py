@@ -17,7 +17,7 @@ from rmux.run.processes import tagged
 from rmux.run.workers.cache import CacheFiles
 
 _EVERY_S = 30.0
-_SHARE = 0.01
+_SHARE, _SHARE_TIGHT = 0.01, 0.1
 """Of a core, that counting may take."""
 
 Tight = Callable[[HostMemory], bool]
@@ -99,20 +99,21 @@ def watch_memory(
     """Post what is held, from a thread of its own.
 
     Counting makes the kernel walk every page of every process, so it may take a hundredth of a
-    core, at most every `least_s` and at least every half minute; but where the host itself is
-    tight, it is counted every `least_s`, for then it must be known who holds what.
+    core, and a tenth where memory is tight, for then it must be known who holds what; at most every
+    `least_s` and at least every half minute.
     """
 
     def loop() -> None:
         pause = threading.Event()
-        due_s = 0.0
+        due_s = soon_s = 0.0
         while not pause.wait(least_s):
             begun_s = time.monotonic()
-            if begun_s < due_s and not is_tight(host_memory.read_host()):
+            if begun_s < soon_s or (begun_s < due_s and not is_tight(host_memory.read_host())):
                 continue
             before_s = time.thread_time()
             post(memory.measure())
             took_s = time.thread_time() - before_s
             due_s = begun_s + min(_EVERY_S, took_s / _SHARE)
+            soon_s = begun_s + min(_EVERY_S, took_s / _SHARE_TIGHT)
 
     threading.Thread(target=loop, name="memory", daemon=True).start()

@@ -1,5 +1,6 @@
 """A gate that grants whatever its driver wants, and the configuration of a small job."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rmux.ids import NodeId, PoolName
 from rmux.job import EmulatedSpec, Engine, JobSpec
 from rmux.run.channel import MemoryChannel, MemoryHub
 from rmux.run.driver.engines import DriverConfig
+from rmux.run.driver.loop import run_driver
 from rmux.run.messages import Grant, Permits, streams
 
 JOB = "j-1"
@@ -147,3 +149,32 @@ def gate(hub):
     gate = Gate(hub)
     yield gate
     gate.stop()
+
+
+@pytest.fixture
+def drive(hub, gate, monkeypatch):
+    for name in ("RMUX_START_ITERATION", "RMUX_ITERATIONS", "RMUX_RUN_DIR"):
+        monkeypatch.setenv(name, "unset")
+    monkeypatch.chdir(os.getcwd())
+
+    def drive(config):
+        monkeypatch.setattr("sys.argv", ["driver"])
+        monkeypatch.setattr("sys.path", list(os.sys.path))
+        gate.attempt = config.attempt
+        gate.serve()
+        code = run_driver(config, channel=MemoryChannel(hub))
+        gate.stop()
+        gate.hear(timeout_s=0.0)
+        return code
+
+    return drive
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "job.py"
+        path.write_text(text)
+        return str(path)
+
+    return write

@@ -16,36 +16,6 @@ from rmux.run.driver import checkpoint
 from rmux.run.driver.loop import run_driver
 from rmux.run.workers.emulated import EmulatedEngines
 
-
-@pytest.fixture
-def drive(hub, gate, monkeypatch):
-    for name in ("RMUX_START_ITERATION", "RMUX_ITERATIONS", "RMUX_RUN_DIR"):
-        monkeypatch.setenv(name, "unset")
-    monkeypatch.chdir(os.getcwd())
-
-    def drive(config):
-        monkeypatch.setattr("sys.argv", ["driver"])
-        monkeypatch.setattr("sys.path", list(os.sys.path))
-        gate.attempt = config.attempt
-        gate.serve()
-        code = run_driver(config, channel=MemoryChannel(hub))
-        gate.stop()
-        gate.hear(timeout_s=0.0)
-        return code
-
-    return drive
-
-
-@pytest.fixture
-def script(tmp_path):
-    def write(text):
-        path = tmp_path / "job.py"
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
 LOOP = """
 import os, rmux
 rollout, train, sync = (rmux.phase(name)(lambda: None) for name in ("rollout", "train", "sync"))

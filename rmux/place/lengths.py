@@ -58,6 +58,13 @@ class Survival:
         alive = self.at(so_far)
         return self.at(so_far + more) / alive if alive > 0.0 else 1.0
 
+    def until(self, so_far: int, share: float) -> float:
+        """Tokens more until no more than this share of those that are so long is left."""
+        beyond = share * self.at(so_far)
+        place = bisect.bisect_left(self.beyond, -beyond, key=lambda alive: -alive)
+        end = self.tokens[place] if place < len(self.tokens) else self.limit_tokens
+        return float(max(0, end - so_far))
+
     def mean_left(self, so_far: int) -> float:
         """E[L - so_far | L > so_far], tokens."""
         return self.longest_left([so_far])

@@ -14,11 +14,15 @@ response at the limit, ends there before that start. Responses move between devi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rmux.cluster import DeviceId
 from rmux.place.lengths import Survival
+
+_SHARES = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.025)
+"""Of the responses unfinished now, what is left when a later move is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class Rollout:
     next_ready_s: float | None
     """From now until the next job could use a freed device: 0 when it waits for one already, None
     when nobody will."""
+    given: int = 0
+    """Devices given up before."""
     moved_before: bool = False
     """Whether its stragglers were moved already; the fixed trigger does so once."""
 
@@ -120,6 +126,8 @@ def decide(
         return TailDecision(reason=f"{rollout.done:.0%} of the responses are done; {word}")
     if trigger is None and rollout.next_ready_s is None:
         return TailDecision(reason="no job will take the devices")
+    if trigger is None and (rollout.next_ready_s or 0.0) > speed.move_s:
+        return TailDecision(reason=f"the next job is ready in {rollout.next_ready_s:.1f} s only")
     now = _Now(rollout, history, speed)
     found = [move for kept in range(1, len(rollout.devices)) if (move := now.keep(kept))]
     if not found:
@@ -127,8 +135,15 @@ def decide(
     if trigger is not None:
         return found[0]
     best = max(found, key=lambda move: move.gain_device_s)
-    if best.gain_device_s > least_gain_device_s:
+    later_s, later_device_s = now.best_later() if best.homes else (0.0, 0.0)
+    if best.gain_device_s > max(least_gain_device_s, later_device_s):
         return best
+    if best.gain_device_s > least_gain_device_s:
+        reason = (
+            f"freeing {len(best.freed)} devices gains {best.gain_device_s:.1f} device-seconds; a "
+            f"move in {later_s:.1f} s is foreseen to gain {later_device_s:.1f}"
+        )
+        return TailDecision(reason=reason, rest_s=now.rest_s)
     return TailDecision(
         reason=f"freeing {len(best.freed)} devices gains {best.freed_device_s:.1f} device-seconds "
         f"and costs {best.cost_device_s:.1f}",
@@ -147,15 +162,17 @@ class _Now:
         so_far = [response.tokens for response in rollout.unfinished]
         self.rest_tokens = history.longest_left(so_far)
         self.worst_tokens = max(0, history.limit_tokens - min(so_far))
-        self.step_s = speed.of(max(map(len, self.on.values())))
-        self.rest_s = self.rest_tokens * self.step_s
         means = {tokens: history.mean_left(tokens) for tokens in set(so_far)}
+        self.left_tokens = sum(means[tokens] for tokens in so_far)
+        """Expected, of all together."""
+        self.rest_s = self._rest_s(len(rollout.devices))
         self.kv = [r.prompt_tokens + r.tokens + means[r.tokens] for r in rollout.unfinished]
 
     def keep(self, count: int) -> TailDecision | None:
         """The move onto `count` devices; None where they cannot hold the tail in time."""
+        least_step_s = self.speed.of(-(-len(self.rollout.unfinished) // count))
         kept = self._chosen(count)
-        if kept is None:
+        if kept is None or not self._in_time(kept, least_step_s):
             return None
         homes = self._homes(kept)
         if homes is None:
@@ -166,14 +183,52 @@ class _Now:
         for index, home in homes.items():
             loads[home] += 1
             prefills[home] += unfinished[index].prompt_tokens + unfinished[index].tokens
-        step_s = self.speed.of(max(loads.values()))
         pause_s = self.speed.prefill_s_per_token * max(prefills.values())
         if homes:
             pause_s += self.speed.move_s
-        worst_s = pause_s + self.worst_tokens * step_s
-        if any(one.next_start_s is not None and worst_s > one.next_start_s for one in kept):
+        if not self._in_time(kept, self.speed.of(max(loads.values())), pause_s=pause_s):
             return None
-        return self._priced(kept, homes, rest_after_s=pause_s + self.rest_tokens * step_s)
+        return self._priced(kept, homes, rest_after_s=pause_s + self._rest_s(count))
+
+    def best_later(self) -> tuple[float, float]:
+        """(seconds from now, gain in device-seconds) of the best single move still to come, by the
+        expected lengths: fewer responses move then, onto fewer devices, and less is left."""
+        unfinished, held = self.rollout.unfinished, len(self.rollout.devices)
+        so_far = round(sum(one.tokens for one in unfinished) / len(unfinished))
+        prompt = sum(one.prompt_tokens for one in unfinished) / len(unfinished)
+        seqs = min(device.max_seqs for device in self.rollout.devices)
+        best = (0.0, 0.0)
+        for share in _SHARES:
+            tokens = self.history.until(so_far, share)
+            in_s = tokens * self.speed.of(round(len(unfinished) / held))
+            count = len(unfinished) * self.history.left(so_far, tokens)
+            used_s = self.rest_s - in_s
+            if count < 1 or used_s <= 0:
+                continue
+            left = self.history.mean_left(min(so_far + int(tokens), self.history.limit_tokens - 1))
+            for kept in range(max(1, math.ceil(count / seqs)), held):
+                prefills = math.ceil(count / held * (held - kept) / kept) * (
+                    prompt + so_far + tokens
+                )
+                late_s = (
+                    self.speed.move_s
+                    + self.speed.prefill_s_per_token * prefills
+                    + self.speed.per_seq_s * count * left * (1 / kept - 1 / held)
+                )
+                gain = (held - kept) * used_s - (held + self.rollout.given) * late_s
+                best = max(best, (in_s, gain), key=lambda found: found[1])
+        return best
+
+    def _rest_s(self, devices: int) -> float:
+        """Expected time to the end on so many: a step lasts as long as those are many that run in
+        it, which is fewer and fewer of them."""
+        crowd_tokens = self.left_tokens / devices
+        return self.speed.step_s * self.rest_tokens + self.speed.per_seq_s * crowd_tokens
+
+    def _in_time(self, kept: Sequence[TailDevice], step_s: float, *, pause_s: float = 0.0) -> bool:
+        """Whether even the worst case is over by every planned start on these devices."""
+        worst_s = pause_s + self.worst_tokens * step_s
+        return all(one.next_start_s is None or worst_s <= one.next_start_s for one in kept)
 
     def _priced(
         self, kept: Sequence[TailDevice], homes: dict[int, DeviceId], *, rest_after_s: float
@@ -183,8 +238,8 @@ class _Now:
         ready_s = self.rollout.next_ready_s
         used_s = 0.0 if ready_s is None else max(0.0, self.rest_s - ready_s)
         gained = len(freed) * used_s
-        # The job's own iteration is late by this much, whatever it holds then.
-        lost = len(devices) * max(0.0, rest_after_s - self.rest_s)
+        # The job's own loop is late by this much, with the devices given up before as well.
+        lost = (self.rollout.given + len(devices)) * max(0.0, rest_after_s - self.rest_s)
         return TailDecision(
             reason=f"{len(self.rollout.unfinished)} responses go on for {rest_after_s:.1f} s on "
             f"{len(kept)} of {len(devices)} devices; freed: {gained:.1f} device-seconds, "
@@ -225,6 +280,8 @@ class _Now:
         room = {d.id: d.max_seqs - len(self.on[d.id]) for d in kept}
         free_kv = {d.id: d.kv_tokens - sum(self.kv[i] for i in self.on[d.id]) for d in kept}
         if any(seqs < 0 for seqs in room.values()):
+            return None
+        if sum(room.values()) + sum(len(self.on[one]) for one in room) < len(self.kv):
             return None
         homes: dict[int, DeviceId] = {}
         moving = [i for device, held in self.on.items() if device not in room for i in held]

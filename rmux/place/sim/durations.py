@@ -82,6 +82,8 @@ class HeavyTailed:
     `num_samples` lengths are drawn from `tokens` (cut at `limit_tokens`) for each iteration. Time
     goes with length, and the worst case has every response at the limit: a rollout lasts as long as
     its longest response, a train as long as the batch has tokens. Neither exceeds the worst case.
+    Of a decoding step `crowding` goes with the responses still running, so that the last ones of a
+    rollout are faster.
     """
 
     base: Durations
@@ -89,11 +91,15 @@ class HeavyTailed:
     limit_tokens: int
     num_samples: int = 256
     seed: int = 0
+    crowding: float = 0.0
+    """Share of a step of all responses that is in proportion to them: reading their caches."""
     _last: dict[JobId, tuple[int, list[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tokens or self.limit_tokens < 1 or self.num_samples < 1:
             raise InternalError("a batch of responses needs lengths, a limit and a size")
+        if not 0 <= self.crowding < 1:
+            raise InternalError(f"a step cannot have {self.crowding:g} of itself per response")
         limit = self.limit_tokens
         self._ratios = [min(length, limit) / limit for length in self.tokens]
 
@@ -110,11 +116,13 @@ class HeavyTailed:
 
     def of(self, job: Member, phase: Phase, iteration: int, rng: random.Random) -> float:
         seconds = self.base.of(job, phase, iteration, rng)
-        if phase is Phase.ROLLOUT:
-            return seconds * self.shares(job, iteration)[-1]
+        if phase not in (Phase.ROLLOUT, Phase.TRAIN):
+            return seconds
+        shares = self.shares(job, iteration)
+        mean = sum(shares) / self.num_samples
         if phase is Phase.TRAIN:
-            return seconds * sum(self.shares(job, iteration)) / self.num_samples
-        return seconds
+            return seconds * mean
+        return seconds * ((1.0 - self.crowding) * shares[-1] + self.crowding * mean)
 
 
 class Template(StrEnum):

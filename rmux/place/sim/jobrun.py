@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import statistics
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +18,9 @@ from rmux.place.sim.durations import generator
 from rmux.place.sim.tails import Progress
 
 UseKey = tuple[Phase, PoolKind]
+
+_LOOK_BACK = 8
+"""Iterations of a job that are looked back on to foresee its next."""
 
 
 class Iteration(NamedTuple):
@@ -86,6 +91,9 @@ class JobRun:
         self.wait_ms = 0
         self.lost = 0
         self.freed_device_ms = 0
+        self.train_ms: deque[int] = deque(maxlen=_LOOK_BACK)
+        self.off_ms: deque[int] = deque(maxlen=_LOOK_BACK)
+        """What its last trains took, and its last syncs and checkpoints together."""
         self.rngs: dict[Phase, random.Random] = {
             phase: generator(seed, member.job_id, phase) for phase in Phase
         }
@@ -149,13 +157,13 @@ class JobRun:
         if self.wants_any([device]):
             return 0
         profile = self.member.profile
+        off_ms = _typical(self.off_ms, 1000 * profile.off_device_s)
         training = self.uses.get((Phase.TRAIN, PoolKind.TRAIN))
         if training is not None and training.began_ms is not None:
-            left_s = profile.train.planned_s + profile.off_device_s
-            return max(0, training.began_ms + round(1000 * left_s) - now_ms)
+            train_ms = _typical(self.train_ms, 1000 * profile.train.planned_s)
+            return max(0, training.began_ms + train_ms + off_ms - now_ms)
         if self.syncing:
-            begun_ms = min(self.syncing.values())
-            return max(0, begun_ms + round(1000 * profile.off_device_s) - now_ms)
+            return max(0, min(self.syncing.values()) + off_ms - now_ms)
         return None
 
     def begin_again(self) -> None:
@@ -183,3 +191,9 @@ class JobRun:
         if not devices:
             return ()
         return (Wanted(phase=phase, iteration=iteration, devices=tuple(devices)),)
+
+
+def _typical(seen_ms: Iterable[int], planned_ms: float) -> int:
+    """Median of what was seen; what was planned before that."""
+    known = tuple(seen_ms)
+    return round(statistics.median(known) if known else planned_ms)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from rmux.cluster import Cluster, DeviceId, Link, PoolKind
 from rmux.errors import InternalError
@@ -14,25 +13,14 @@ from rmux.ids import GroupId, JobId
 from rmux.job import JobState, Phase
 from rmux.place.sim import dispatch as dispatching
 from rmux.place.sim import faults, tails
-from rmux.place.sim.dispatch import Dispatch, Dispatcher
+from rmux.place.sim.dispatch import Dispatch
 from rmux.place.sim.durations import Durations
 from rmux.place.sim.faults import Failures
+from rmux.place.sim.floor import Floor
 from rmux.place.sim.jobrun import Iteration, JobRun, Use
 from rmux.place.sim.journal import Journal
-from rmux.place.sim.tails import Migration, Next, Progress
+from rmux.place.sim.tails import Migration, Progress
 from rmux.place.sim.transfers import SharedLink
-
-
-@dataclass(slots=True)
-class _Floor:
-    """One group: its jobs, who may go next, and which devices are out."""
-
-    id: GroupId
-    dispatcher: Dispatcher
-    turns: tuple[JobId, ...]
-    link: SharedLink | None
-    jobs: dict[JobId, JobRun] = field(default_factory=dict)
-    busy: set[DeviceId] = field(default_factory=set)
 
 
 class Simulation:
@@ -54,8 +42,8 @@ class Simulation:
         self.jobs: dict[JobId, JobRun] = {}
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
-        self._floors: dict[GroupId, _Floor] = {}
-        self._stirred: dict[GroupId, _Floor] = {}
+        self._floors: dict[GroupId, Floor] = {}
+        self._stirred: dict[GroupId, Floor] = {}
         self._links: dict[Link, SharedLink] = {}
         self._link_checks: dict[int, int] = {}
 
@@ -67,7 +55,7 @@ class Simulation:
         limit: int | None,
         arrivals_s: Mapping[JobId, float],
     ) -> None:
-        floor = _Floor(group.id, dispatching.make(dispatch), group.turns, self._link_of(group))
+        floor = Floor(group.id, dispatching.make(dispatch), group.turns, self._link_of(group))
         self._floors[group.id] = floor
         for member in group.members:
             job = JobRun(member, group.id, seed=self.seed, limit=limit)
@@ -116,7 +104,7 @@ class Simulation:
             self.at(self.now_ms + self.failures.next_ms(rng), lambda: self._fail(job, life))
         self._stir(job)
 
-    def _let_go(self, floor: _Floor) -> None:
+    def _let_go(self, floor: Floor) -> None:
         over = [job for job in floor.jobs.values() if job.finished == job.limit]
         for job in over:
             job.life += 1
@@ -126,8 +114,9 @@ class Simulation:
             self._set_members(floor)
             self._stirred[floor.id] = floor
 
-    def _set_members(self, floor: _Floor) -> None:
+    def _set_members(self, floor: Floor) -> None:
         here = [job.member for job in self.jobs.values() if job.id in floor.jobs]
+        floor.latest.forget()
         floor.dispatcher.set_members(here, [job for job in floor.turns if job in floor.jobs])
 
     def _stir(self, job: JobRun) -> None:
@@ -135,7 +124,7 @@ class Simulation:
 
     # -- phases on devices
 
-    def _dispatch(self, floor: _Floor) -> None:
+    def _dispatch(self, floor: Floor) -> None:
         if self.migration is not None:
             self._make_room(floor)
         wants = {job.id: job.wants() for job in floor.jobs.values()}
@@ -149,12 +138,13 @@ class Simulation:
             floor.busy.add(turn.device)
             self.journal.grant(job, use, turn.device, at_ms=self.now_ms)
             if use.phase is Phase.ROLLOUT and self._may_move(job):
-                self._widen(job, use)
+                self._widen(job, use, turn.device)
             elif use.is_complete:
                 self._begin(job, use)
 
     def _begin(self, job: JobRun, use: Use) -> None:
         use.ran_on, use.is_closed = tuple(use.held), True
+        self._floors[job.group_id].begin(job, use, now_ms=self.now_ms)
         end_ms = self.now_ms + self._open(job, use)
         life = job.life
         self.at(end_ms, lambda: self._end(job, use, life))
@@ -186,6 +176,8 @@ class Simulation:
             job.rolled += 1
         else:
             job.trained += 1
+            assert use.began_ms is not None
+            job.train_ms.append(self.now_ms - use.began_ms)
             self._begin_sync(job, use.iteration)
         job.note_ready(self.now_ms)
 
@@ -200,45 +192,54 @@ class Simulation:
     def _may_move(self, job: JobRun) -> bool:
         return self.migration is not None and job.id in self.migration.batches
 
-    def _widen(self, job: JobRun, use: Use) -> None:
+    def _widen(self, job: JobRun, use: Use, device: DeviceId) -> None:
         """One more device works on it."""
         assert self.migration is not None
         if use.progress is None:
-            shares = self.migration.batches[job.id].shares(job.member, use.iteration)
+            batch = self.migration.batches[job.id]
             run_ms = self._open(job, use) - use.switch_ms
             use.progress = Progress(
-                use.devices, shares, switch_ms=use.switch_ms, run_ms=run_ms, now_ms=self.now_ms
+                use.devices,
+                batch,
+                batch.shares(job.member, use.iteration),
+                migration=self.migration,
+                switch_ms=use.switch_ms,
+                run_ms=run_ms,
+                now_ms=self.now_ms,
             )
         if self.now_ms == use.began_ms:
             use.ran_on = tuple(use.held)
         if use.is_complete:
             use.is_closed, use.full_ms = True, self.now_ms
-        use.progress.set_width(len(use.held), now_ms=self.now_ms)
+            self._floors[job.group_id].begin(job, use, now_ms=self.now_ms)
+        use.progress.widen(device, now_ms=self.now_ms)
         self._foresee(job, use)
 
     def _foresee(self, job: JobRun, use: Use) -> None:
-        """Come back at its end, and when enough of it is done to ask about its tail."""
+        """Come back when the next response is done: to ask about the tail, or for the end."""
         assert use.progress is not None
         assert self.migration is not None
         use.version += 1
-        version, life = use.version, job.life
+        version, life, progress = use.version, job.life, use.progress
+        step = max(1, progress.total // self.migration.checks)
 
-        def end() -> None:
-            if use.version == version:
+        def one_done() -> None:
+            if use.version != version or job.life != life:
+                return
+            done = progress.advance(self.now_ms)
+            if done == progress.total:
                 self._end(job, use, life)
-
-        def check() -> None:
-            if use.version == version and job.life == life:
+                return
+            if done // step > progress.asked // step and use.full_ms is not None:
+                progress.asked = done
                 self._consider(job, use)
-                self._foresee(job, use)
+            self._foresee(job, use)
 
-        end_ms = use.progress.end_ms()
-        self.at(end_ms, end)
-        check_ms = use.progress.check_ms(self.migration.checks)
-        if check_ms is not None and check_ms < end_ms and use.full_ms is not None:
-            self.at(check_ms, check)
+        next_ms = progress.next_ms()
+        if next_ms is not None:
+            self.at(max(next_ms, self.now_ms), one_done)
 
-    def _make_room(self, floor: _Floor) -> None:
+    def _make_room(self, floor: Floor) -> None:
         """Ask the rollouts whose devices somebody waits for; they are asked as they go on, too."""
         for job in floor.jobs.values():
             use = job.uses.get((Phase.ROLLOUT, PoolKind.ROLLOUT))
@@ -255,8 +256,9 @@ class Simulation:
         assert use.progress is not None
         assert self.migration is not None
         assert use.began_ms is not None
-        after = [self._next(job, use, device) for device in use.held]
-        found, rest = tails.ask(
+        floor = self._floors[job.group_id]
+        after = [floor.next_on(device, job, now_ms=self.now_ms) for device in use.held]
+        found, homes = tails.ask(
             self.migration,
             job.id,
             use.progress,
@@ -265,23 +267,9 @@ class Simulation:
             began_ms=use.began_ms,
         )
         if found.freed:
-            kept = len(use.held) - len(found.freed)
-            use.progress.move(found, rest, kept, now_ms=self.now_ms)
+            use.progress.move(found.freed, homes, now_ms=self.now_ms)
             for device in found.freed:
                 self._release(job, use, device)
-
-    def _next(self, job: JobRun, use: Use, device: DeviceId) -> Next:
-        """When the device is wanted after this rollout, by the plan."""
-        floor = self._floors[job.group_id]
-        job_id = floor.dispatcher.next_job(device) or job.id
-        # The job's own train has that planned start, too.
-        planned_ms = round(1000 * job.member.profile.rollout.planned_s)
-        start_s = ((use.full_ms or self.now_ms) + planned_ms - self.now_ms) / 1000
-        ready_ms = None
-        if job_id != job.id and job_id in floor.jobs:
-            ready_ms = floor.jobs[job_id].ready_in_ms(device, now_ms=self.now_ms)
-        ready_s = None if ready_ms is None else ready_ms / 1000
-        return Next(device=device, ready_s=ready_s, start_s=start_s)
 
     # -- off the devices
 
@@ -327,6 +315,7 @@ class Simulation:
         if job.life != life:
             return
         self.journal.checkpoint(job, iteration, at_ms=self.now_ms, save_ms=save_ms)
+        job.off_ms.append(self.now_ms - job.syncing[iteration])
         job.synced.add(iteration)
         while job.finished in job.synced:  # one iteration is finished after the other
             self._finish(job, job.finished)

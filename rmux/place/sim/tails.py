@@ -1,18 +1,20 @@
 """Rollouts of a simulation whose stragglers move together: what the live fleet does, in numbers.
 
-Such a rollout begins on the first device it gets and takes the others in as they come: n devices do
-n times the work of one. So a job that gets the freed devices of a tail goes ahead on them, and is
-never later than if it had waited for all.
+Such a rollout begins on the first device it gets and takes the others in as they come. So a job
+that gets the freed devices of a tail goes ahead on them, and is never later than if it had waited
+for all.
 """
 
 from __future__ import annotations
 
-import bisect
+import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rmux.cluster import DeviceId
 from rmux.ids import JobId
+from rmux.place.batching import Batching, Request
 from rmux.place.lengths import Survival
 from rmux.place.sim.durations import HeavyTailed
 from rmux.place.tail import Response, Rollout, Speed, TailDecision, TailDevice, decide
@@ -45,76 +47,81 @@ class Migration:
 
 
 class Progress:
-    """One such rollout. Instants and work are integer milliseconds; work is counted on all its
-    devices, so `left` is in device-milliseconds."""
+    """One such rollout, decoding as emulated engines do. Instants are integer milliseconds.
+
+    `run_ms` is what it takes on all its devices at once: a step is as long as that makes it.
+    """
 
     def __init__(
         self,
         devices: Sequence[DeviceId],
+        batch: HeavyTailed,
         shares: Sequence[float],
         *,
+        migration: Migration,
         switch_ms: int,
         run_ms: int,
         now_ms: int,
     ) -> None:
-        self.at_ms = now_ms
-        self.width = 0
-        """Devices that work on it now."""
-        self.of = len(devices)
-        """Devices whose joint work `left` is counted in."""
-        self.total_ms = switch_ms + run_ms
-        self.left = self.of * self.total_ms
-        self.run_ms, self.shares = run_ms, shares
-        self.ends_ms = [switch_ms + share / shares[-1] * run_ms for share in shares]
-        """When each response ends, were all devices there from the begin."""
-        self.homes = [devices[index % len(devices)] for index in range(len(shares))]
-        self.done = 0
+        self.total = len(shares)
         self.max_seqs = -(-len(shares) // len(devices))
         """Responses that decode together on one device: as many as it has at the begin."""
+        lengths = [share * batch.limit_tokens for share in shares]
+        random.Random(len(shares)).shuffle(lengths)  # they come sorted, and run in no order
+        requests = [Request(key=key, length=length) for key, length in enumerate(lengths)]
+        unit = Speed(step_s=1.0 - batch.crowding, per_seq_s=batch.crowding / self.max_seqs)
+        step_s = run_ms / 1000 / _alone_s(requests, devices, unit, self.max_seqs)
+        self.speed = Speed(
+            step_s=unit.step_s * step_s,
+            per_seq_s=unit.per_seq_s * step_s,
+            prefill_s_per_token=migration.prefill * step_s,
+            move_s=migration.move_s,
+        )
+        self.switch_ms = switch_ms
+        self.batching = Batching(speed=self.speed, max_seqs=self.max_seqs, now_s=now_ms / 1000)
+        self.batching.submit(requests, now_s=now_ms / 1000)
+        self.asked = 0
+        """Responses that were done at the last question."""
         self.freed: list[tuple[int, int]] = []
         """(instant, devices) of each move."""
 
-    def set_width(self, width: int, *, now_ms: int) -> None:
-        self._advance(now_ms)
-        self.width = width
+    def widen(self, device: DeviceId, *, now_ms: int) -> None:
+        """One more device works on it once it is awake."""
+        ready_s = (now_ms + self.switch_ms) / 1000
+        self.batching.join([device], now_s=now_ms / 1000, ready_s=ready_s)
 
-    def end_ms(self) -> int:
-        return self.at_ms - (-self.left // self.width)
+    def next_ms(self) -> int | None:
+        """When the next response is done; None when all are."""
+        next_s = self.batching.next_s()
+        return None if next_s is None else math.ceil(1000 * next_s - 1e-6)
 
-    def check_ms(self, checks: int) -> int | None:
-        """When the next share of the responses is done; None when that is the last."""
-        step = max(1, len(self.shares) // checks)
-        place = (self.done // step + 1) * step
-        if place >= len(self.shares):
-            return None
-        to_go = self.ends_ms[place - 1] - (self.total_ms - self.left / self.of)
-        return self.at_ms + max(1, -int(-to_go * self.of // self.width))
+    def advance(self, now_ms: int) -> int:
+        """Responses done by then."""
+        self.batching.advance(now_ms / 1000 + 1e-9)
+        return self.total - self.batching.unfinished
 
-    def unfinished(self, now_ms: int) -> range:
-        self._advance(now_ms)
-        gone_ms = self.total_ms - self.left / self.of
-        self.done = max(self.done, bisect.bisect_right(self.ends_ms, gone_ms + 1e-6))
-        return range(min(self.done, len(self.shares) - 1), len(self.shares))
-
-    def move(self, found: TailDecision, rest: range, kept: int, *, now_ms: int) -> None:
-        """Take the decision over the responses `rest`: they go on on `kept` devices as fast as
-        before, after the pause that the decision foresees."""
-        for place, home in found.homes.items():
-            self.homes[rest[place]] = home
-        pause_ms = round(1000 * max(0.0, found.rest_after_s - found.rest_s))
-        rest_ms = -(-self.left // self.of)
-        self.freed.append((now_ms, self.of - kept))
-        self.of = self.width = kept
-        self.left = kept * (rest_ms + pause_ms)
-        self.total_ms += pause_ms
-        self.ends_ms = [ends_ms + pause_ms for ends_ms in self.ends_ms]
+    def move(
+        self, freed: Sequence[DeviceId], homes: Mapping[int, DeviceId], *, now_ms: int
+    ) -> None:
+        self.batching.leave(freed, homes=homes, now_s=now_ms / 1000 + 1e-9)
+        self.freed.append((now_ms, len(freed)))
 
     def freed_device_ms(self, end_ms: int) -> int:
         return sum(count * (end_ms - at_ms) for at_ms, count in self.freed)
 
-    def _advance(self, now_ms: int) -> None:
-        self.left = max(0, self.left - self.width * (now_ms - self.at_ms))
-        self.at_ms = now_ms
+
+def _alone_s(
+    requests: Sequence[Request], devices: Sequence[DeviceId], speed: Speed, max_seqs: int
+) -> float:
+    """What they take on all devices from the begin."""
+    batching = Batching(speed=speed, max_seqs=max_seqs)
+    batching.join(devices, now_s=0.0)
+    batching.submit(requests, now_s=0.0)
+    end_s = 0.0
+    while (next_s := batching.next_s()) is not None:
+        batching.advance(next_s)
+        end_s = next_s
+    return end_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,19 +143,19 @@ def ask(
     *,
     now_ms: int,
     began_ms: int,
-) -> tuple[TailDecision, range]:
-    """The decision now, and the responses it is about."""
+) -> tuple[TailDecision, dict[int, DeviceId]]:
+    """The decision now, and where each response of a freed device goes on."""
     batch = migration.batches[job_id]
-    rest = progress.unfinished(now_ms)
-    # All responses decode in step: what is generated so far is the same for all of them.
-    longest = max(1e-9, progress.shares[-1] * batch.limit_tokens)
-    step_s = progress.run_ms / 1000 / longest
-    left_s = progress.left / progress.of / 1000
-    so_far = round(max(0.0, longest - left_s / step_s)) if step_s else 0
+    now_s = now_ms / 1000 + 1e-9
+    rest = list(progress.batching.in_flight(now_s=now_s))
+    here = progress.batching.devices
     ready = [one.ready_s for one in after if one.ready_s is not None]
     rollout = Rollout(
-        total=len(progress.shares),
-        unfinished=tuple(Response(device=progress.homes[i], tokens=so_far) for i in rest),
+        total=progress.total,
+        unfinished=tuple(
+            Response(device=device or here[0], tokens=int(request.tokens))
+            for device, request in rest
+        ),
         devices=tuple(
             TailDevice(
                 id=one.device,
@@ -162,9 +169,12 @@ def ask(
         elapsed_s=(now_ms - began_ms) / 1000,
         next_ready_s=min(ready, default=None),
         moved_before=bool(progress.freed),
+        given=sum(count for _, count in progress.freed),
     )
-    speed = Speed(
-        step_s=step_s, prefill_s_per_token=migration.prefill * step_s, move_s=migration.move_s
+    found = decide(
+        rollout,
+        history=migration.history(job_id),
+        speed=progress.speed,
+        trigger=migration.trigger,
     )
-    history = migration.history(job_id)
-    return decide(rollout, history=history, speed=speed, trigger=migration.trigger), rest
+    return found, {rest[index][1].key: home for index, home in found.homes.items()}

@@ -74,10 +74,34 @@ def test_nothing_moves_while_no_job_would_take_the_devices():
     assert found.reason == "no job will take the devices"
 
 
-def test_a_job_that_is_ready_after_the_tail_is_no_gain():
-    assert ask(rollout([(0, 100), (2, 100)], next_ready_s=9.5)).freed == ()
-    later = ask(rollout([(0, 100), (2, 100)], next_ready_s=6.0))
-    assert later.freed_device_s == pytest.approx(3 * 3.0)
+def test_a_move_waits_for_the_job_that_is_to_take_the_devices():
+    found = ask(rollout([(0, 100), (2, 100)], next_ready_s=6.0))
+    assert found.freed == ()
+    assert found.reason == "the next job is ready in 6.0 s only"
+    assert ask(rollout([(0, 100), (2, 100)], next_ready_s=0.0)).freed
+
+
+def test_a_move_waits_where_a_later_one_of_fewer_responses_is_foreseen_to_gain_more():
+    history = Survival.of([200] * 60 + [5000] * 40, limit_tokens=10_000)
+    small = [device(index, max_seqs=8) for index in range(4)]
+    stragglers = [(index % 4, 150) for index in range(24)]
+    now = rollout(stragglers, small)
+    dear = replace(SPEED, move_s=0.5)
+    found = ask(now, history=history, speed=dear)
+    assert found.freed == ()
+    assert "is foreseen to gain" in found.reason
+    later = rollout([(index % 4, 200) for index in range(9)], small)
+    assert len(ask(later, history=history, speed=dear).freed) == 2
+
+
+def test_a_delay_of_the_own_loop_counts_on_the_devices_given_before_too():
+    held = [device(index) for index in range(2)]
+    now = rollout([(0, 900), (1, 900)], held)
+    paused = replace(SPEED, move_s=0.3)
+    found = ask(now, speed=paused)
+    assert found.freed
+    assert found.cost_device_s == pytest.approx(2 * 0.3)
+    assert ask(replace(now, given=6), speed=paused).freed == ()
 
 
 def test_a_dear_prefill_keeps_the_stragglers_where_they_are():

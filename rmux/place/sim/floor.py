@@ -1,0 +1,48 @@
+"""One group of a simulation: who may go next on its devices, and what is planned there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rmux.cluster import DeviceId
+from rmux.ids import GroupId, JobId
+from rmux.job import Phase
+from rmux.place.latest import Latest
+from rmux.place.sim.dispatch import Dispatcher
+from rmux.place.sim.jobrun import JobRun, Use
+from rmux.place.sim.tails import Next
+from rmux.place.sim.transfers import SharedLink
+
+
+@dataclass(slots=True)
+class Floor:
+    """Its jobs, who may go next, and which devices are out."""
+
+    id: GroupId
+    dispatcher: Dispatcher
+    turns: tuple[JobId, ...]
+    link: SharedLink | None
+    jobs: dict[JobId, JobRun] = field(default_factory=dict)
+    latest: Latest = field(default_factory=Latest)
+    busy: set[DeviceId] = field(default_factory=set)
+
+    def begin(self, job: JobRun, use: Use, *, now_ms: int) -> None:
+        """The phase has all its devices: the plan follows."""
+        if use.phase is not Phase.INIT:
+            profile, now_s = job.member.profile, now_ms / 1000
+            self.latest.begin(job.id, use.phase, use.devices, profile=profile, now_s=now_s)
+
+    def next_on(self, device: DeviceId, job: JobRun, *, now_ms: int) -> Next:
+        """What comes there after the job's rollout; its own train may not be late either."""
+        starts_s = [self.latest.start_s(job.id, Phase.TRAIN, job.member.placement.train)]
+        other = self.jobs.get(self.dispatcher.next_job(device) or job.id)
+        ready_ms = None
+        if other is not None and other is not job:
+            theirs = other.member.placement.rollout
+            starts_s.append(self.latest.start_s(other.id, Phase.ROLLOUT, theirs))
+            ready_ms = other.ready_in_ms(device, now_ms=now_ms)
+        return Next(
+            device=device,
+            ready_s=None if ready_ms is None else ready_ms / 1000,
+            start_s=min(at_s for at_s in starts_s if at_s is not None) - now_ms / 1000,
+        )

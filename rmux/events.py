@@ -37,6 +37,12 @@ class EventType(StrEnum):
     CHANNEL = "channel"
     """The channel was emptied, lost or came back."""
     MEMORY = "memory"
+    DEVICE_JOINED = "device.joined"
+    """A rollout under way goes on on one device more: data {epoch, seq, attempt, wait_s, …}."""
+    DEVICE_LEFT = "device.left"
+    """A rollout under way gave a device back: data {epoch, seq, attempt, park_s}."""
+    TAIL_MOVED = "tail.moved"
+    """The last responses of a rollout go on together: data {reason, freed, kept, requests, …}."""
     """Host memory of a node changed: data {resident_bytes, jobs: {job: bytes}}."""
     MEMORY_PRESSURE = "memory.pressure"
     """A node runs short of host memory: data {action, cause, used_bytes, limit_bytes, …}; the job

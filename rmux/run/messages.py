@@ -14,6 +14,7 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +195,15 @@ _KINDS: dict[str, type[Any]] = {
     "driver_report": DriverReport,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}
+
+
+def without(wants: Iterable[Want], devices: Sequence[str]) -> tuple[Want, ...]:
+    """The wants with the devices they still lack; those that lack none are gone."""
+    left = [
+        dataclasses.replace(want, devices=tuple(d for d in want.devices if d not in devices))
+        for want in wants
+    ]
+    return tuple(want for want in left if want.devices)
 
 
 class streams:  # noqa: N801 - a namespace of names, read as streams.grants(...)

@@ -35,6 +35,9 @@ class DriverConfig:
     heartbeat_s: float
     gates: tuple[str, ...]
     """Nodes whose runners speak with this driver."""
+    tail_trigger: str = "gain"
+    """When the last responses of a rollout move together: by predicted 'gain', 'off', or once a
+    fixed share such as '0.8' is done."""
 
 
 class Exactness(StrEnum):

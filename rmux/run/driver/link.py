@@ -21,6 +21,7 @@ from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import Phase
 from rmux.run.channel import Channel
 from rmux.run.driver.engines import DriverConfig
+from rmux.run.driver.foreseen import Foreseen
 from rmux.run.messages import (
     DeviceUse,
     DriverReport,
@@ -30,6 +31,7 @@ from rmux.run.messages import (
     Shed,
     Want,
     streams,
+    without,
 )
 from rmux.run.processes import take_precedence
 
@@ -72,6 +74,8 @@ class Link:
         self._sent_version = 0
         self._sent_source_n = 0
         self._ended = self._closed = False
+        self.foreseen = Foreseen()
+        """What comes next on the devices granted."""
         self.on_permits: Callable[[str, Permits], None] = lambda gate, permits: None
         """Told every gate's word, too; must not call back."""
         self.shed: Callable[[], tuple[Sequence[Shed], Sequence[str]]] = lambda: ((), ())
@@ -148,8 +152,12 @@ class Link:
             self._touch()
 
     def unwant(self, phase: Phase = Phase.ROLLOUT) -> None:
-        """Take the want of this phase back; a grant on its way will be declined."""
+        """Take the want of this phase back; a grant that came, or is on its way, is declined."""
         with self._changed:
+            for want in self._status.wants:
+                for device in want.devices if want.phase == phase else ():
+                    if self._is_granted(want, device):
+                        self._use(self._grants[device][0], "parked")
             self._status = dataclasses.replace(self._status, wants=self._wants_but(phase))
             self._touch()
 
@@ -173,7 +181,7 @@ class Link:
             if ready is None:
                 return None
             found = [self._grants[device] for device in ready]
-            wants = _without(self._status.wants, ready)
+            wants = without(self._status.wants, ready)
             self._status = dataclasses.replace(self._status, wants=wants)
             for grant, _ in found:
                 self._use(grant, "running")
@@ -286,6 +294,7 @@ class Link:
     def _take(self, gate: str, permits: Permits, *, at_s: float) -> None:
         before = self.desired
         self._permits[gate] = permits
+        self.foreseen.take(permits.nexts, at_s=at_s)
         self.on_permits(gate, permits)
         for grant in permits.grants:
             if (grant.job, grant.attempt) != (self._config.job_id, self._config.attempt):
@@ -326,7 +335,7 @@ class Link:
         events = tuple(itertools.islice(self._outbox, _EVENTS_PER_REPORT))
         sheds, spilled = self.shed()
         return DriverReport(
-            status=dataclasses.replace(self._status, wants=_without(self._status.wants, granted)),
+            status=dataclasses.replace(self._status, wants=without(self._status.wants, granted)),
             pid=os.getpid(),
             uses=tuple(self._uses.values()),
             events=events,
@@ -384,12 +393,3 @@ class Link:
         elif self._orphaned and not orphaned:
             log.info("a gate speaks again")
         self._orphaned = orphaned
-
-
-def _without(wants: Sequence[Want], devices: Sequence[str]) -> tuple[Want, ...]:
-    """The wants with the devices they still lack; those that lack none are gone."""
-    left = [
-        dataclasses.replace(want, devices=tuple(d for d in want.devices if d not in devices))
-        for want in wants
-    ]
-    return tuple(want for want in left if want.devices)

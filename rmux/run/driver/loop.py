@@ -69,10 +69,10 @@ def run_driver(
             session.finish()
             outcome = Outcome(state="succeeded", exit_code=EXIT_OK)
         except (Cancelled, Interrupted):
-            outcome = _ended_early(link.desired)
-        except Exception as error:  # the loop's top: every failure is reported
-            log.error("the job failed", exc_info=error)
-            outcome = Outcome(state="failed", exit_code=EXIT_FAILED, error=_tail(error))
+            failure = session.failure if session is not None else None
+            outcome = _ended_early(link.desired) if failure is None else _failed(failure)
+        except Exception as error:  # noqa: BLE001 - the top: every failure is reported
+            outcome = _failed(error)
         finally:
             armed.clear()
             shim.activate(None)
@@ -161,6 +161,11 @@ def _run_user_code(config: DriverConfig, session: Session) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise WorkerError(f"the script ended with status {error.code}") from error
+
+
+def _failed(error: Exception) -> Outcome:
+    log.error("the job failed", exc_info=error)
+    return Outcome(state="failed", exit_code=EXIT_FAILED, error=_tail(error))
 
 
 def _ended_early(desired: str) -> Outcome:

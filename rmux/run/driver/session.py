@@ -52,8 +52,15 @@ class Session:
         self.interrupt = interrupt
         self._clock = clock or SystemClock()
         self._holds = Holds(
-            config, link=link, engines=engines, clock=self._clock, owns_process=owns_process
+            config,
+            link=link,
+            engines=engines,
+            clock=self._clock,
+            owns_process=owns_process,
+            failed=self._fail,
         )
+        self.failure: Exception | None = None
+        """What went wrong beside the user's function, and interrupted the main thread."""
         self._began_s: dict[int, float] = {}
         """Since when each iteration's rollout could have run."""
         self._ended_s = float("-inf")
@@ -107,6 +114,10 @@ class Session:
     def close(self) -> None:
         """No further rollout begins: one that waits in another thread is called off."""
         self._closed = True
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.interrupt()
 
     def progress(self, numbers: Mapping[str, Any]) -> None:
         """Tell how far the running phase is; at most twice a second is passed on."""

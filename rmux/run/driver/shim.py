@@ -26,6 +26,11 @@ def activate(session: Session | None) -> None:
     _active[:] = [] if session is None else [session]
 
 
+def is_active() -> bool:
+    """Whether this process is a driver of rmux."""
+    return bool(_active)
+
+
 def interrupt() -> None:
     """Under rmux, cut short what the main thread does: another thread has failed."""
     if _active:

@@ -26,8 +26,10 @@ def run(
     this one. It begins when sync n - 1 is over, so its samples are at most one version behind the
     trainer that trains on them. The first error of either thread is raised, and cuts the other
     short. Where a cancelled job's next rollout would begin, what was sampled is trained on first.
+    Without rmux the phases take turns: the engines are then awake all the time, and a sync parks
+    those of the rollout.
     """
-    if not spec.max_staleness:
+    if not spec.max_staleness or not shim.is_active():
         for iteration in range(first, spec.iterations):
             train(iteration, rollout(iteration))
             sync(iteration)

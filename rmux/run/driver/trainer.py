@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import statistics
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +50,7 @@ class Reference(NamedTuple):
 
 
 class RayTrainer:
-    """One `TrainRank` actor per train device. `prepare`, `init`, then phases in turn.
+    """One `SpillingRank` actor per train device. `prepare`, `init`, then phases in turn.
 
     `cache_handles` are the `HostWeightCache` actors, one per rollout node. Weights are published
     from the parked ranks: nothing here but `init` and `step` needs a device.
@@ -69,18 +72,22 @@ class RayTrainer:
         self._manifest: tuple[WeightEntry, ...] = ()
         self._blob_bytes = 0
         self._versions: dict[str, str] = {}
-        self._reference: Reference | None = None
+        self.commits = threading.Lock()
+        """Held while a version takes the place of another on every node: a wake sees one or the
+        other, never both."""
+        self._references: tuple[Reference, ...] = ()
+        """Of the last two versions, the newest last."""
         self._sequences: tuple[tuple[int, ...], ...] = ()
         _check(config)
 
     def prepare(self) -> None:
         """Start the rank processes and their imports; no device is used."""
-        from rmux.run.workers.deepspeed import TrainRank
+        from rmux.run.workers.train_spill import SpillingRank
 
         devices = self._config.placement.train
         for rank, device in enumerate(devices):
             settings = _settings(self._config, rank=rank)
-            actor = self._session.actor(TrainRank, settings, name=f"train rank {device}")
+            actor = self._session.actor(SpillingRank, settings, name=f"train rank {device}")
             self._ranks.append(actor)
         for actor in self._ranks:
             self._session.meet(actor)
@@ -174,7 +181,12 @@ class RayTrainer:
                 details={"steps_taken": reports[0].steps, "version": self.weights_version},
             )
         self._refresh_reference()
-        return _report(reports, train=spec.train, has_values=spec.recipe == "ppo")
+        report = _report(reports, train=spec.train, has_values=spec.recipe == "ppo")
+        if not spec.max_staleness:
+            return report
+        behind = [self.weights_version - sample.response.weight_version for sample in samples]
+        staleness = {"staleness": statistics.fmean(behind)}
+        return dataclasses.replace(report, metrics={**report.metrics, **staleness})
 
     def publish(self, fleet: Fleet) -> SyncReport:
         """Send the weights to every cache, checked on arrival; holds no device.
@@ -194,9 +206,10 @@ class RayTrainer:
         targets = list(zip(endpoints, ids, strict=True))
         sent = self._on_all("send", targets, _SYNC_S, timeout_s=2 * _SYNC_S)
         checksum = self._on_first("checksum", timeout_s=_SYNC_S)
-        commits = [cache.commit.remote(version, checksum=checksum) for cache in self.caches]
-        get(commits, timeout_s=_SYNC_S, what="commit of a weight cache")
-        self.weights_version, self._stepped = version, False
+        with self.commits:
+            commits = [cache.commit.remote(version, checksum=checksum) for cache in self.caches]
+            get(commits, timeout_s=_SYNC_S, what="commit of a weight cache")
+            self.weights_version, self._stepped = version, False
         return SyncReport(
             version=version,
             sent_bytes=sum(sent),
@@ -205,10 +218,14 @@ class RayTrainer:
         )
 
     def gate_reference(self) -> Reference:
-        """What the rollout engines must reproduce once they hold these weights."""
-        if self._reference is None:
+        """What the rollout engines must reproduce once they hold the newest weights."""
+        if not self._references:
             raise BackendError("the trainer is not initialised", code="backend.deepspeed")
-        return self._reference
+        return self._references[-1]
+
+    def reference_of(self, version: int) -> Reference | None:
+        """The same for that version; None unless it is one of the last two."""
+        return next((one for one in self._references if one.version == version), None)
 
     def save(self, folder: Path) -> int:
         """Write weights, optimizer state and counters below `folder`; returns bytes."""
@@ -229,11 +246,12 @@ class RayTrainer:
         facts = json.loads((folder / _FACTS).read_text())
         self.weights_version, self._stepped = facts["weights_version"], facts["stepped"]
         kept = facts["reference"]
-        self._reference = Reference(
+        reference = Reference(
             version=kept["version"],
             sequences=tuple(tuple(sequence) for sequence in kept["sequences"]),
             logprobs=tuple(tuple(logprobs) for logprobs in kept["logprobs"]),
         )
+        self._references = (reference,)
 
     def versions(self) -> dict[str, str]:
         return dict(self._versions)
@@ -261,11 +279,13 @@ class RayTrainer:
         every = self._config.spec.train.zero_stage == 3
         refs = [rank.score.remote(self._sequences) for rank in self._ranks[: None if every else 1]]
         scored = self._session.get(refs, timeout_s=_START_S, what="score of the ranks")[0]
-        self._reference = Reference(
+        reference = Reference(
             version=version,
             sequences=self._sequences,
             logprobs=tuple(tuple(logprobs) for logprobs in scored),
         )
+        older = [one for one in self._references if one.version != version]
+        self._references = (*older[-1:], reference)
 
     def _on_node(self, node: NodeId) -> list[Any]:
         devices = self._config.placement.train

@@ -23,6 +23,8 @@ from rmux.run.sandbox.host import Move
 _SAMPLING_S = 0.5
 """How long to wait for a turn when no environment is being asked."""
 
+_IDLE = "the environments kept the devices idle for too long"
+
 _BOTH_S = 0.01
 """How long to wait for a turn before looking at the environments' answers again."""
 
@@ -132,7 +134,9 @@ class _Table:
     def check(self, max_failed: float) -> None:
         if not self._failed or len(self._failed) <= max_failed * len(self._plays):
             return
-        reasons = Counter(one.reason for one in self._failed)
+        # What made the others wait says more than that they did.
+        own = [one.reason for one in self._failed if one.reason != _IDLE]
+        reasons = Counter(own or [_IDLE])
         raise WorkerError(
             f"the environment failed in {len(self._failed)} of {len(self._plays)} episodes: "
             f"{reasons.most_common(1)[0][0]}",
@@ -179,7 +183,7 @@ class _Table:
         if move is None:
             for key in tuple(self._stepped):
                 self._stepped.remove(key)
-                self._plays[key].fail("the environments kept the devices idle for too long")
+                self._plays[key].fail(_IDLE)
                 self._over(self._plays[key])
         return move
 

@@ -135,6 +135,7 @@ class Sandbox:
             if left_bytes > 0:
                 sys.stderr.write(chunk[:left_bytes].decode(errors="replace"))
                 if len(chunk) > left_bytes:
+                    sys.stderr.write("\n")
                     _log.warning("a sandbox prints over %d bytes: dropped", MAX_PRINTED_BYTES)
             else:
                 return

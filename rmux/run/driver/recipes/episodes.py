@@ -16,6 +16,11 @@ from rmux.run.sandbox.environments import EnvironmentPool
 
 _log = logging.getLogger(__name__)
 
+_IDLE_S = 20.0
+"""Environments that hang or die may keep idle devices for so long at least. This and the others in
+`play` stay below what a controller grants a rollout before it takes the job for hung: 60 s or five
+times its plan, which counts with `environment_s`."""
+
 
 class Episodes:
     """The environments of a job whose spec names one; leaving it ends their processes."""
@@ -76,7 +81,7 @@ class Episodes:
             tokenizer=self._tokenizer,
             sampling=sampling,
             limits=self._limits,
-            idle_s=max(found.timeout_s, environment_s(self._spec)),
+            idle_s=max(_IDLE_S, 2 * found.timeout_s, 4 * environment_s(self._spec)),
             max_failed=found.max_failed,
             on_progress=on_progress,
         )

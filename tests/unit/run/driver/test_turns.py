@@ -213,6 +213,16 @@ def test_environments_cannot_keep_idle_devices_for_ever():
     assert set(environments.ended) == {0, 1, 2, 3}
 
 
+def test_what_made_the_others_wait_is_the_reason():
+    def answer(episode, turn, text):
+        if episode == 0:
+            return Move(episode=0, outcome=Outcome.FAILED, reason="it took over 1 s")
+        return None
+
+    with pytest.raises(WorkerError, match="in 4 of 4 episodes: it took over 1 s"):
+        play(answer, idle_s=0.0, max_failed=0.5)
+
+
 def test_the_time_that_devices_are_kept_idle_is_added_up(monkeypatch):
     """Each answer takes a second of it; all sampling takes none."""
     now_s = [100.0]

@@ -145,6 +145,14 @@ def up(
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Rounds that a rehearsal counts: 3.")
     ] = None,
+    tail_trigger: Annotated[
+        str,
+        typer.Option(
+            "--tail-trigger",
+            metavar="WHEN",
+            help="Last responses move by predicted gain, off, or at a share done such as 0.8.",
+        ),
+    ] = "gain",
 ) -> None:
     """Run a group's processes of this host; the foreground is the default.
 
@@ -160,16 +168,19 @@ def up(
     chosen = {"--all": everything, "--detach": detach, "--stay": stay, "--emulate": emulate}
     flags = [flag for flag, given in chosen.items() if given]
     group_up.check_flags(group, flags, counts_rounds=rounds is not None)
+    group_up.check_trigger(tail_trigger)
     with open_store(found) as store:
         if group is None:
-            code = group_up.up_all(found, store, stay=stay)
+            code = group_up.up_all(found, store, stay=stay, tail_trigger=tail_trigger)
             _emit_list(found, store, everything=False)
         elif emulate:
             group_id = group_up.resolved(store, group)
             code = group_rehearsal.rehearse(found, store, group_id, rounds=rounds or 3)
         else:
             group_id = group_up.resolved(store, group)
-            code = group_up.up(found, store, group_id, detach=detach, stay=stay)
+            code = group_up.up(
+                found, store, group_id, detach=detach, stay=stay, tail_trigger=tail_trigger
+            )
             with store.read() as conn:
                 document = group_views.document(group_views.look(conn, group_id))
             told = f"{group_id} {document.status.upper()}"

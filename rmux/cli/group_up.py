@@ -30,6 +30,13 @@ def resolved(store: Store, text: str) -> GroupId:
         return groups.resolve(conn, text)
 
 
+def check_trigger(text: str) -> None:
+    """UserError for what is no trigger of tails."""
+    from rmux.run.driver.tail import trigger_of
+
+    trigger_of(text)
+
+
 def check_flags(group: str | None, flags: Collection[str], *, counts_rounds: bool) -> None:
     """UserError for a command line that asks for one group and for all, or for neither, or for what
     cannot be had together."""
@@ -50,7 +57,7 @@ def check_flags(group: str | None, flags: Collection[str], *, counts_rounds: boo
         raise UserError("--rounds is of a rehearsal", hint="add --emulate")
 
 
-def up_all(session: Session, store: Store, *, stay: bool) -> int:
+def up_all(session: Session, store: Store, *, stay: bool, tail_trigger: str) -> int:
     """Serve every group of this host until none has a job left; the exit code."""
     from rmux.run import parent
 
@@ -66,6 +73,8 @@ def up_all(session: Session, store: Store, *, stay: bool) -> int:
                 str(settings.heartbeat_s),
                 "--lease-s",
                 str(settings.lease_s),
+                "--tail-trigger",
+                tail_trigger,
             ),
             stay=stay,
             stop_timeout_s=settings.grace_s,
@@ -78,7 +87,15 @@ def up_all(session: Session, store: Store, *, stay: bool) -> int:
         return 0
 
 
-def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay: bool) -> int:
+def up(
+    session: Session,
+    store: Store,
+    group_id: GroupId,
+    *,
+    detach: bool,
+    stay: bool,
+    tail_trigger: str,
+) -> int:
     """The exit code: 0 when its jobs ended, it went down, is detached, or was up already.
 
     One that is going down is waited for, then brought up again: ConflictError when that takes too
@@ -107,6 +124,7 @@ def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay:
             heartbeat_s=settings.heartbeat_s,
             lease_s=settings.lease_s,
             stop_timeout_s=settings.grace_s,
+            tail_trigger=tail_trigger,
         )
         session.out.note(f"{group_id} is up on {settings.host}; rmux group watch {group_id}")
         return 0
@@ -126,6 +144,7 @@ def up(session: Session, store: Store, group_id: GroupId, *, detach: bool, stay:
         heartbeat_s=settings.heartbeat_s,
         lease_s=settings.lease_s,
         stop_timeout_s=settings.grace_s,
+        tail_trigger=tail_trigger,
         on_up=lambda: session.out.note(
             f"{group_id} comes up on {settings.host}; Ctrl-C stops it in order"
         ),

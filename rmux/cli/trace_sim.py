@@ -89,7 +89,11 @@ def _phases(conn: Conn, job: Job) -> list[PhaseEvent]:
 def _measured_s(events: list[PhaseEvent], phase: Phase) -> float | None:
     """Median of what a phase held its devices: wake, run and park."""
     own = [event for event in events if event.phase is phase]
-    ends = [event.data for event in own if event.type is EventType.PHASE_END]
+    ends = [
+        event.data
+        for event in own
+        if event.type is EventType.PHASE_END and event.data.get("whole") is not False
+    ]
     wakes = [
         float(event.data.get("switch_s", 0.0))
         for event in own

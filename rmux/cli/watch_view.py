@@ -22,6 +22,8 @@ _ROUTINE = {
     EventType.PHASE_START,
     EventType.PROGRESS,
     EventType.CHECKPOINT,
+    EventType.DEVICE_JOINED,
+    EventType.DEVICE_LEFT,
 }
 """What the lanes and rows show already."""
 _RISK = 0.95
@@ -94,6 +96,8 @@ def _details(event: PhaseEvent) -> Iterable[str]:
     elif event.type is EventType.RELEASED:
         yield from _seconds(data, ("proof_s", "proof"))
     else:
+        if event.type is EventType.TAIL_MOVED:
+            yield f"{data.get('requests')} requests moved, freed {' '.join(data.get('freed', ()))}"
         for key in ("state", "code", "role", "change", "pid", "reward", "reason", "error", "bytes"):
             value = data.get(key)
             if value not in (None, ""):

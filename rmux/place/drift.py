@@ -123,6 +123,8 @@ class Tracker:
                 continue
             if event.iteration is None or not isinstance(run_s, (int, float)):
                 continue
+            if event.data.get("whole") is False:
+                continue  # it had some of its devices for a part of the time
             began = first.setdefault(job_id, (_attempt(event), event.iteration))
             if _attempt(event) > began[0]:
                 first[job_id] = began = (_attempt(event), event.iteration)

@@ -101,7 +101,12 @@ class GroupProbe:
         busy = {} if self._store is None else holding_group(self._store)
         placement, cut = choose(spec, cluster, host=self._host, busy=busy)
         folder = Path(tempfile.mkdtemp(prefix="rmux-probe-"))
-        planned = replace(spec, iterations=WARM_UP + iterations, restart_limit=0)
+        planned = replace(
+            spec,
+            iterations=WARM_UP + iterations,
+            restart_limit=0,
+            rollout=replace(spec.rollout, migrate=False),
+        )
         try:
             with self._leased(placement):
                 return self._measure(planned, cut, placement, folder, tell=on_progress)

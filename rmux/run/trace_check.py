@@ -77,7 +77,8 @@ def _holds(events: list[PhaseEvent]) -> tuple[dict[str, list[_Hold]], list[Viola
             if released:
                 hold.until_s = min(hold.until_s, event.at_s)
     for event in events:
-        if event.type is not EventType.PHASE_START or event.device is None:
+        starts = event.type in (EventType.PHASE_START, EventType.DEVICE_JOINED)
+        if not starts or event.device is None:
             continue
         for device in event.data.get("devices") or [event.device]:
             mine = [hold for hold in holds.get(device, {}).values() if hold.use == _use(event)]

@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--fence-grace-s", type=float, default=10.0)
     parser.add_argument("--memory-look-s", type=float, default=1.0)
     parser.add_argument("--memory-pause-s", type=float, default=3.0)
+    parser.add_argument("--tail-trigger", default="gain")
     parser.add_argument("--tied", action="store_true", help="end with the process that started it")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
             fence_grace_s=args.fence_grace_s,
             memory_look_s=args.memory_look_s,
             memory_pause_s=args.memory_pause_s,
+            tail_trigger=args.tail_trigger,
         )
     except RmuxError as error:
         logging.getLogger("rmux").error("%s", error)

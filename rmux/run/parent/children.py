@@ -38,6 +38,7 @@ class Plan:
     fence_grace_s: float
     memory_look_s: float
     memory_pause_s: float
+    tail_trigger: str = "gain"
 
     @property
     def folder(self) -> Path:
@@ -65,6 +66,7 @@ class Plan:
         args += ["--stop-grace-s", str(self.stop_s), "--fence-grace-s", str(self.fence_grace_s)]
         args += ["--memory-look-s", str(self.memory_look_s)]
         args += ["--memory-pause-s", str(self.memory_pause_s)]
+        args += ["--tail-trigger", self.tail_trigger]
         return self._spawn("runner", args, role=runner_role(node))
 
     def _common(self) -> list[str]:

@@ -43,6 +43,7 @@ def run(
     fence_grace_s: float = 10.0,
     memory_look_s: float = 1.0,
     memory_pause_s: float = 3.0,
+    tail_trigger: str = "gain",
     on_up: Callable[[], None] | None = None,
     on_served: Callable[[], None] | None = None,
 ) -> int:
@@ -55,7 +56,7 @@ def run(
     the stop had to be forced. What `check_ready` raises, and UnavailableError when another process
     listens at the socket of the group, before anything starts. A job whose phase holds a device for
     longer than its bound (never below `fence_floor_s`) and `fence_grace_s` is killed and tried
-    again.
+    again. `tail_trigger` as in `DriverConfig`.
     """
     with _opened(store_url) as store:
         tag = group_tag(store_url, group_id, host=host)
@@ -89,6 +90,7 @@ def run(
                 fence_grace_s=fence_grace_s,
                 memory_look_s=memory_look_s,
                 memory_pause_s=memory_pause_s,
+                tail_trigger=tail_trigger,
             )
             supervisor = Supervisor(
                 store,
@@ -149,6 +151,7 @@ def detach(
     heartbeat_s: float = 0.5,
     lease_s: float = 15.0,
     stop_timeout_s: float = 30.0,
+    tail_trigger: str = "gain",
     timeout_s: float = 30.0,
 ) -> bool:
     """Start the parent in its own session and return when the group is ready; False when it was up
@@ -166,6 +169,7 @@ def detach(
         args = ["--store", store_url, "--group", group_id, "--host", host]
         args += ["--run-dir", str(run_dir), "--heartbeat-s", str(heartbeat_s)]
         args += ["--lease-s", str(lease_s), "--stop-timeout-s", str(stop_timeout_s)]
+        args += ["--tail-trigger", tail_trigger]
         args += ["--redis", redis_url] if redis_url else []
         args += ["--stay"] if stay else []
         log = run_dir / group_id / "up.log"

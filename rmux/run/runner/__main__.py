@@ -83,6 +83,7 @@ class Runner:
             run_dir=Path(args.run_dir),
             channel_url=args.channel,
             heartbeat_s=args.heartbeat_s,
+            tail_trigger=args.tail_trigger,
         )
         self._path = saved_file.path_of(args.tag, args.node)
         saved = saved_file.read(self._path)
@@ -327,6 +328,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--fence-grace-s", type=float, default=10.0)
     parser.add_argument("--lock-timeout-s", type=float, default=10.0)
     parser.add_argument("--memory-look-s", type=float, default=1.0)
+    parser.add_argument("--tail-trigger", default="gain")
     parser.add_argument("--memory-pause-s", type=float, default=Policy().pause_s)
     # Fractions at which caches go, state is spilled, an attempt ends: '0.95,1,1.05'.
     parser.add_argument("--node-marks", type=_marks, default=NODE_MARKS)

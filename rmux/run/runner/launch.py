@@ -37,6 +37,7 @@ class Site:
     run_dir: Path
     channel_url: str
     heartbeat_s: float
+    tail_trigger: str = "gain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ def _config(store: Store, site: Site, job_id: str, attempt: int) -> tuple[Driver
         channel_url=site.channel_url,
         heartbeat_s=site.heartbeat_s,
         gates=gates,
+        tail_trigger=site.tail_trigger,
     )
     return config, job
 

@@ -173,6 +173,12 @@ class EmulatedSpec:
     """Really held there on top from each wake to the next shedding of caches."""
     leak_bytes: int = 0
     """By which the state grows with every train phase."""
+    lengths: str = ""
+    """'file' or 'file:set' of response lengths, tokens: rollouts decode them one by one, in batches
+    of up to `max_num_seqs` per device, instead of taking `rollout_s`."""
+    step_s: float = 0.001
+    """Of a decoding step, besides `per_seq_s` for each of its responses."""
+    per_seq_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

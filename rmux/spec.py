@@ -245,6 +245,8 @@ def _files(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
         yield ("model", "path"), file.model.path
     if file.task.prompts:
         yield ("task", "prompts"), file.task.prompts.rpartition(":")[0]
+    if file.emulated.lengths:
+        yield ("emulated", "lengths"), file.emulated.lengths.partition(":")[0]
     for section, named in (("reward", file.reward), ("environment", file.environment)):
         if named.function:
             yield (section, "function"), named.function.rpartition(":")[0]
@@ -257,6 +259,10 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
     def function(text: str | None) -> str:
         path, _, name = (text or "").rpartition(":")
         return f"{absolute(path)}:{name}" if path else ""
+
+    def lengths(text: str) -> str:
+        path, colon, name = text.partition(":")
+        return f"{absolute(path)}{colon}{name}" if text else ""
 
     reward, environment, emulated = file.reward, file.environment, file.emulated
     rollout = file.rollout.model_dump(exclude=_ONE_VALUE)
@@ -311,6 +317,9 @@ def _job_spec(file: SpecFile, folder: Path) -> JobSpec:
             held_bytes=emulated.held,
             cache_bytes=emulated.cache,
             leak_bytes=emulated.leak,
+            lengths=lengths(emulated.lengths),
+            step_s=emulated.step,
+            per_seq_s=emulated.per_sequence,
         ),
         labels=tuple(sorted(file.labels.items())),
     )

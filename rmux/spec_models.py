@@ -214,6 +214,9 @@ class EmulatedSection(Section):
     held: Size = 0
     cache: Size = 0
     leak: Size = 0
+    lengths: str = ""
+    step: Annotated[Duration, Field(gt=0)] = 0.001
+    per_sequence: Duration = 0.0
 
 
 class SpecFile(Section):

@@ -105,7 +105,7 @@ def emulated(
         source=ProfileSource.ANALYTIC,
         rollout_hardware=rollout_pool.hardware,
         train_hardware=train_pool.hardware,
-        rollout=phase(stated.rollout_s),
+        rollout=phase(_emulated_rollout_s(spec)),
         train=phase(stated.train_s),
         sync_s=stated.sync_s * (1 + stated.jitter),
         sync_bytes=0,
@@ -114,6 +114,17 @@ def emulated(
         train_resident_bytes=stated.resident_bytes or stated.held_bytes + stated.cache_bytes,
         created_at=created_at,
     )
+
+
+def _emulated_rollout_s(spec: JobSpec) -> float:
+    """With lengths the worst case: every response at the limit, as many at once as there are."""
+    stated, rollout = spec.emulated, spec.rollout
+    if not stated.lengths:
+        return stated.rollout_s
+    here = -(-rollout.num_samples // rollout.devices)
+    together = min(here, rollout.max_num_seqs)
+    waves = -(-here // rollout.max_num_seqs)
+    return waves * rollout.max_tokens * (stated.step_s + stated.per_seq_s * together)
 
 
 def _phase(seconds: float, *, switch_s: float, cold_s: float) -> PhaseEstimate:

@@ -37,6 +37,7 @@ from rmux.run.driver.engines import (
     TrainReport,
 )
 from rmux.run.workers.ballast import Ballast
+from rmux.run.workers.emulated_fleet import LengthStream, read_lengths, speed_of
 
 _PROGRESS_STEPS = 4
 _STATE = "emulated.json"
@@ -98,9 +99,10 @@ class EmulatedStream:
             tokens = sum(len(self._new[key][0]) for key in moved)
         return MoveReport(requests=len(moved), tokens_recomputed=tokens, exact=len(moved))
 
-    def join(self, devices: Sequence[DeviceId]) -> None:
+    def join(self, devices: Sequence[DeviceId]) -> int:
         with self._lock:
             self._devices += [device for device in devices if device not in self._devices]
+        return 0
 
     def _sample(self) -> None:
         steps = _PROGRESS_STEPS if self._on_progress else 1
@@ -149,8 +151,12 @@ class EmulatedEngines:
         self._closed = threading.Event()
         self._nap = self._closed.wait if nap is None else nap
         self._rollout = config.placement.rollout
+        self._max_seqs = config.spec.rollout.max_num_seqs
+        self._lengths = read_lengths(self._spec.lengths) if self._spec.lengths else ()
+        self._calls = (-1, 0)
+        """Weights of the last call of `generate` without seeds, and how many there were."""
         self._awake: list[DeviceId] = []
-        self._stream: EmulatedStream | None = None
+        self._stream: EmulatedStream | LengthStream | None = None
         self._width = {
             PoolKind.ROLLOUT: len(config.placement.rollout),
             PoolKind.TRAIN: len(config.placement.train),
@@ -208,15 +214,35 @@ class EmulatedEngines:
         seeds: Sequence[int] | None = None,
         on_progress: Progress | None = None,
     ) -> list[Response]:
+        own = self._own_seeds(len(prompts)) if seeds is None else seeds
         with self.stream(on_progress=on_progress) as stream:
             for key, prompt in enumerate(prompts):
-                stream.submit(key, prompt, sampling=sampling, seed=0)
-            found = [stream.next(math.inf) for _ in prompts]
-        return [taken[1] for taken in found if taken is not None]
+                stream.submit(key, prompt, sampling=sampling, seed=own[key])
+            found = dict(taken for _ in prompts if (taken := stream.next(math.inf)) is not None)
+        return [found[key] for key in range(len(prompts))]
 
-    def stream(self, *, on_progress: Progress | None = None) -> EmulatedStream:
-        self._stream = EmulatedStream(
-            self._awake or self._rollout, rollout=self._rollout_part, on_progress=on_progress
+    def _own_seeds(self, count: int) -> list[int]:
+        version, calls = self._calls
+        calls = calls + 1 if version == self._version else 0
+        self._calls = (self._version, calls)
+        draw = random.Random(f"{self._seed}/{self._version}/{calls}")
+        return [draw.getrandbits(63) for _ in range(count)]
+
+    def stream(self, *, on_progress: Progress | None = None) -> EmulatedStream | LengthStream:
+        devices = self._awake or self._rollout
+        if not self._lengths:
+            self._stream = EmulatedStream(
+                devices, rollout=self._rollout_part, on_progress=on_progress
+            )
+            return self._stream
+        self._stream = LengthStream(
+            devices,
+            lengths=self._lengths,
+            speed=speed_of(self._spec, factor=self._jitter(Phase.ROLLOUT)),
+            max_seqs=self._max_seqs,
+            version=lambda: self._sampled_version if self._awake else self._version,
+            now_s=self._clock.now_s,
+            on_progress=on_progress,
         )
         return self._stream
 
@@ -224,6 +250,8 @@ class EmulatedEngines:
         return self._stream.in_flight() if self._stream is not None else ()
 
     def finished_lengths(self) -> tuple[FinishedLength, ...]:
+        if isinstance(self._stream, LengthStream):
+            return self._stream.finished_lengths()
         count = self._stream.num_done if self._stream is not None else 0
         return (FinishedLength(tokens=1, at_limit=False),) * count
 
@@ -233,9 +261,7 @@ class EmulatedEngines:
         return self._stream.leave(devices, homes or {}) if self._stream else MoveReport()
 
     def join(self, devices: Sequence[DeviceId]) -> int:
-        if self._stream is not None:
-            self._stream.join(devices)
-        return 0
+        return 0 if self._stream is None else self._stream.join(devices)
 
     def _rollout_part(self, share: float) -> int:
         """A share of the rollout's time passes; the weights it was sampled with."""
@@ -279,8 +305,16 @@ class EmulatedEngines:
     def close(self) -> None:
         """Ends every sleep at once."""
         self._closed.set()
+        if isinstance(self._stream, LengthStream):
+            self._stream.stop()
         for workers in self._workers.values():
             workers.shutdown(wait=True, cancel_futures=True)
+
+    def _jitter(self, phase: Phase) -> float:
+        if not self._spec.jitter:
+            return 1.0
+        draw = random.Random(f"{self._seed}/{self._version}/{phase}")
+        return draw.uniform(1 - self._spec.jitter, 1 + self._spec.jitter)
 
     def _work(
         self,
@@ -293,9 +327,8 @@ class EmulatedEngines:
         seconds it took."""
         if duration_s <= 0:
             return 0.0
-        if phase is not None and self._spec.jitter:
-            draw = random.Random(f"{self._seed}/{self._version}/{phase}")
-            duration_s *= draw.uniform(1 - self._spec.jitter, 1 + self._spec.jitter)
+        if phase is not None:
+            duration_s *= self._jitter(phase)
         begun_s = self._clock.now_s()
         workers = self._workers[kind]
         width = self._width[kind] if devices is None else len(devices)

@@ -120,6 +120,7 @@ class RankState:
         facts = {
             "step": int(look(states[0]["step"])) if states[0] else 0,
             "numel": self._layout.numel,
+            "synced_numel": sum(self._numels[: self._num_synced]),
             **self._layout.facts(),
             **{name: getattr(self._engine, name) for name in _COUNTERS},
         }

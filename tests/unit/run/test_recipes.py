@@ -1,14 +1,15 @@
 """The recipes on engines that sample letters at random, with their rewards in real sandboxes."""
 
+import dataclasses
 import random
 
 import pytest
 
 from rmux.errors import SpecError, UserError, WorkerError
-from rmux.job import JobSpec, Phase, RewardSpec, RolloutSpec
+from rmux.job import EnvironmentSpec, JobSpec, Phase, RewardSpec, RolloutSpec
 from rmux.run.driver import shim
 from rmux.run.driver.engines import Response, Sample, SyncReport, TrainReport
-from rmux.run.driver.recipes import dapo, grpo, ppo, prompts
+from rmux.run.driver.recipes import dapo, grpo, parts, ppo, prompts
 from rmux.run.driver.session import numbers_of
 from rmux.run.driver.tokenizer import CharTokenizer
 
@@ -346,3 +347,43 @@ def test_ppo_hands_on_what_each_response_earned(make_spec, session):
         expected = sum(token in prompt for token in response) / len(response)
         assert letters[response[0]] not in "abc"
         assert sample.reward == pytest.approx(expected)
+
+
+class Played:
+    """Parts whose environment gives the rewards with the responses: `rewards`, group by group."""
+
+    def __init__(self, spec, rewards):
+        self.spec, self.rewards, self.asked = spec, list(rewards), []
+
+    def sample(self, drawn):
+        groups_ = [self.rewards.pop(0) for _ in range(len(drawn.tokens) // 3)]
+        self.asked.append(len(groups_))
+        response = Response(
+            prompt_tokens=(1,), tokens=(2,), logprobs=(-1.0,), weight_version=0, finish_reason=""
+        )
+        earned = tuple(value for group in groups_ for value in group)
+        return parts.Rollout(
+            drawn=drawn,
+            responses=(response,) * len(earned),
+            rewards=earned,
+            metrics={"tokens": 99.0, "turns": 4.0 / len(groups_), "ended_turns": 2.0},
+        )
+
+    def score(self, found):
+        return found.rewards
+
+
+def test_dapo_waits_for_no_rewards_that_came_with_the_episodes(make_spec):
+    spec = make_spec(refills=3)
+    spec = dataclasses.replace(spec, environment=EnvironmentSpec(function="lake.py:Lake"))
+    same, other = (1.0, 1.0, None), (0.0, 1.0, None)
+    job = Played(spec, [same, other, same, same, same, other, other, other])
+    drawn = prompts.Drawn(texts=("",) * 12, tokens=((1,),) * 12, seeds=(0,) * 12)
+    found = dapo.sample_rounds(job, [drawn] * 4)
+    assert job.asked == [4, 3, 1]
+    assert found.metrics["tokens"] == 8 * 3
+    assert found.metrics["ended_turns"] == 6.0
+    assert found.metrics["turns"] == pytest.approx(12.0 / 8)
+    batch = dapo.batch_of(spec, found)
+    assert len(batch.samples) == 4 * 2, "what failed is in no group"
+    assert batch.metrics["groups_missing"] == 0

@@ -69,17 +69,16 @@ def sample_rounds(job: Parts, draws: Sequence[Drawn]) -> Rounds:
     missing = job.spec.rollout.prompts
     rollouts: list[Rollout] = []
     rewards: list[Background[Rewards]] = []
-    for drawn in draws:
+    for left, drawn in zip(range(len(draws) - 1, -1, -1), draws, strict=True):
         found = job.sample(drawn.first(missing * width))
         rollouts.append(found)
         rewards.append(Background(lambda found=found: job.score(found)))  # type: ignore[misc]
-        if drawn is draws[-1] or not rewards[-1].wait(wait_s):
+        if not left or not (found.rewards or rewards[-1].wait(wait_s)):
             break
         missing -= sum(differ(group) for group in groups_of(rewards[-1].result(), width=width))
         if missing == 0:
             break
-    responses = [response for found in rollouts for response in found.responses]
-    metrics = {**parts.describe(responses), "rounds": float(len(rollouts))}
+    metrics = {**parts.merged_metrics(rollouts), "rounds": float(len(rollouts))}
     return Rounds(rollouts=tuple(rollouts), rewards=tuple(rewards), metrics=metrics)
 
 

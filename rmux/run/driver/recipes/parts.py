@@ -154,6 +154,18 @@ def describe(responses: Sequence[Response]) -> dict[str, float]:
     }
 
 
+def merged_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of several rollouts as of one; what environments told is added up, turns are a mean."""
+    responses = [response for found in rollouts for response in found.responses]
+    described = describe(responses)
+    told: dict[str, float] = {}
+    for found in rollouts:
+        for name in found.metrics.keys() - described.keys():
+            share = len(found.responses) / len(responses) if name == "turns" else 1.0
+            told[name] = told.get(name, 0.0) + share * found.metrics[name]
+    return {**described, **told}
+
+
 def reward_metrics(spec: JobSpec, rewards: Rewards) -> dict[str, float]:
     """Mean and deviation of what is known. WorkerError 'reward.failed' when nothing is."""
     known = [value for value in rewards if value is not None]

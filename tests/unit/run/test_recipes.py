@@ -225,7 +225,8 @@ def test_a_failed_reward_takes_its_sample_out_of_the_group_and_is_counted(make_s
 
 @pytest.mark.parametrize("recipe", [grpo, dapo, ppo])
 def test_a_reward_that_always_fails_ends_the_job_before_it_trains(make_spec, session, recipe):
-    message = "failed for 7 of 12 responses: ValueError: never"
+    # Given up past half of them; two sandboxes may answer at once.
+    message = "failed for [78] of 12 responses: ValueError: never"
     with pytest.raises(WorkerError, match=message) as caught:
         recipe.main(make_spec(reward="no_reward"))
     assert caught.value.code == "reward.failed"

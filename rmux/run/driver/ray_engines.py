@@ -115,11 +115,12 @@ class RayEngines:
             return self.trainer().wake()
         begun_s = time.monotonic()
         woken = self._chosen(devices)
-        refs = [
-            handle.actor.wake.remote(CacheFiles.of(self._config.run_tag, device.node))
-            for device, handle in woken.items()
-        ]
-        reports = self._session.get(refs, timeout_s=_CALL_S, what="a wake")
+        with self.trainer().commits:
+            refs = [
+                handle.actor.wake.remote(CacheFiles.of(self._config.run_tag, device.node))
+                for device, handle in woken.items()
+            ]
+            reports = self._session.get(refs, timeout_s=_CALL_S, what="a wake")
         for handle, report in zip(woken.values(), reports, strict=True):
             handle.version = report.version
         self._gate(woken)
@@ -207,23 +208,25 @@ class RayEngines:
             check_same_model(model, trained, where=str(device))
 
     def _gate(self, woken: Mapping[DeviceId, RolloutHandle]) -> None:
-        """Compare each worker that holds the trainer's version for the first time with its numbers.
+        """Compare each worker that holds a version for the first time with the trainer's numbers.
 
-        WorkerError 'sync.gate'. Nothing has been sampled there yet.
+        One step off-policy the trainer may be one version ahead of what is sampled: its numbers are
+        those it had at that version. WorkerError 'sync.gate'. Nothing has been sampled there yet.
         """
         if PoolKind.TRAIN not in self._inited:
             return
-        reference = self.trainer().gate_reference()
-        other = next((h for h in woken.values() if h.version != reference.version), None)
-        if other is not None:
-            if self._config.spec.max_staleness == 0:
-                raise WorkerError(
-                    f"{other.device} holds weight version {other.version}, the trainer scored "
-                    f"{reference.version}: the sync is missing",
-                    code="sync.gate",
-                )
-            return  # one step off-policy: the trainer is ahead of what is being sampled
-        version = reference.version
+        newest = self.trainer().gate_reference()
+        oldest = newest.version - self._config.spec.max_staleness
+        version = min(handle.version for handle in woken.values())
+        reference = self.trainer().reference_of(version)
+        other = next((h for h in woken.values() if h.version != version), None)
+        if other is not None or reference is None or version < oldest:
+            held = sorted({handle.version for handle in woken.values()})
+            raise WorkerError(
+                f"{', '.join(map(str, woken))} hold weight versions {held}, the trainer scored "
+                f"{newest.version}: the sync is missing",
+                code="sync.gate",
+            )
         due = {d: h for d, h in woken.items() if self._gated.get(d) != version}
         vllm_gate.check_sequences(reference.sequences, max_model_len=self._options.max_model_len)
         refs = [handle.actor.score.remote(reference.sequences) for handle in due.values()]

@@ -64,6 +64,10 @@ class SimDriver:
         """It never gives back what it holds."""
 
     def emit(self, kind: EventType, *, device: str | None = None, **data) -> None:
+        phase = None if kind is EventType.ITERATION_END else self.phase
+        self.tell(kind, phase, self.finished, device=device, **data)
+
+    def tell(self, kind: EventType, phase: Phase | None, iteration: int, *, device, **data) -> None:
         self.event_n += 1
         event = PhaseEvent(
             type=kind,
@@ -73,8 +77,8 @@ class SimDriver:
             source_n=self.event_n,
             group_id=GROUP,
             job_id=JobId(self.job),
-            iteration=self.finished,
-            phase=None if kind is EventType.ITERATION_END else self.phase,
+            iteration=iteration,
+            phase=phase,
             device=device,
             data={"attempt": self.attempt, **data},
         )
@@ -85,7 +89,7 @@ class SimDriver:
             return
         acked = self.world.gates["t0"].acks.get(f"{self.job}/{self.attempt}", 0)
         self.events = [event for event in self.events if event["source_n"] > acked]
-        idle = not self.using and self.phase is Phase.ROLLOUT and self.todo
+        idle = self.is_idle
         if self.desired in ("stop", "cancel-now") or (self.desired == "cancel" and idle):
             self.state = "cancelled"
         elif idle and self.desired == "pause":
@@ -95,6 +99,10 @@ class SimDriver:
             self.state = "running"
             self._work()
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.using and self.phase is Phase.ROLLOUT and bool(self.todo)
+
     def _work(self) -> None:
         now_s = self.world.clock.now_s()
         for gate in self.world.gates.values():
@@ -102,7 +110,10 @@ class SimDriver:
                 fits = (grant.phase, grant.iteration) == (self.phase, self.finished)
                 if grant.device in self.todo and fits:
                     self.todo.remove(grant.device)
-                    self.using[grant.device] = (grant.order, now_s + self.world.phase_s)
+                    lasts_s = self.world.phase_s
+                    if self.phase is Phase.ROLLOUT:
+                        lasts_s = self.world.rollouts_s.get(self.job, lasts_s)
+                    self.using[grant.device] = (grant.order, now_s + lasts_s)
                     self._use(grant.device, grant.order, "running")
                     self.emit(
                         EventType.PHASE_START,
@@ -153,11 +164,107 @@ class SimDriver:
         )
 
 
+class AheadDriver(SimDriver):
+    """One step off-policy: it wants a train and the rollout after it at once."""
+
+    def __init__(self, world: World, job: str, attempt: int, *, finished: int) -> None:
+        super().__init__(world, job, attempt, finished=finished)
+        self.rolled = finished
+        self.most_wants = 0
+        """At any time."""
+
+    @property
+    def is_idle(self) -> bool:
+        resting = not self.using and self.rolled == self.finished
+        return self.phase is not Phase.INIT and resting
+
+    def _due(self) -> list[tuple[Phase, int, str]]:
+        """What it could run now: phase, iteration, device."""
+        found = []
+        if self.finished < self.rolled and "t0/0" not in self.using:
+            found.append((Phase.TRAIN, self.finished, "t0/0"))
+        ahead = self.rolled - self.finished <= 1 and self.rolled < self.world.iterations
+        if ahead and self.desired == "run" and "r0/0" not in self.using:
+            found.append((Phase.ROLLOUT, self.rolled, "r0/0"))
+        return found
+
+    def _work(self) -> None:
+        if self.phase is Phase.INIT:
+            super()._work()
+            return
+        now_s = self.world.clock.now_s()
+        for device, (order, until_s) in list(self.using.items()):
+            if now_s >= until_s and not self.hangs:
+                del self.using[device]
+                self._use(device, order, "parked")
+                self._end(device)
+        granted = {
+            (grant.phase, grant.iteration, grant.device): grant
+            for gate in self.world.gates.values()
+            for grant in gate.passed_on(self.job, self.attempt)
+        }
+        for phase, iteration, device in self._due():
+            grant = granted.get((phase, iteration, device))
+            known = self.uses.get(device)
+            if grant is None or (known and (known.epoch, known.seq) >= grant.order):
+                continue
+            lasts_s = self.world.train_s
+            if phase is Phase.ROLLOUT:
+                lasts_s = self.world.rollouts_s.get(self.job, self.world.phase_s)
+            self.using[device] = (grant.order, now_s + lasts_s)
+            self._use(device, grant.order, "running")
+            facts = {"epoch": grant.epoch, "seq": grant.seq, "max_staleness": 1}
+            self.tell(EventType.PHASE_START, phase, iteration, device=device, **facts)
+
+    def _end(self, device: str) -> None:
+        if device == "r0/0":
+            self.tell(EventType.PHASE_END, Phase.ROLLOUT, self.rolled, device=device)
+            self.rolled += 1
+            return
+        self.tell(EventType.PHASE_END, Phase.TRAIN, self.finished, device=device)
+        for kind in (EventType.PHASE_START, EventType.PHASE_END):
+            self.tell(kind, Phase.SYNC, self.finished, device=None)
+        self.emit(EventType.ITERATION_END, finished=self.finished + 1, reward=0.5)
+        self.finished += 1
+        if self.finished == self.world.iterations:
+            self.state = "succeeded"
+
+    @property
+    def status(self) -> DriverStatus:
+        if self.phase is Phase.INIT:
+            return super().status
+        due = self._due() if self.state == "running" else []
+        self.most_wants = max(self.most_wants, len(due))
+        return dataclasses.replace(
+            super().status,
+            wants=tuple(
+                Want(phase=phase, iteration=iteration, devices=(device,))
+                for phase, iteration, device in due
+            ),
+        )
+
+
 class World:
     """One controller at a time, two gates, a store that is a few dictionaries."""
 
-    def __init__(self, samples, jobs="ab", *, iterations=3, phase_s=0.1, **limits) -> None:
+    def __init__(
+        self,
+        samples,
+        jobs="ab",
+        *,
+        iterations=3,
+        phase_s=0.1,
+        train_s=None,
+        rollouts_s=None,
+        ahead="",
+        **limits,
+    ) -> None:
+        """The jobs named in `ahead` are one step off-policy, and their trains take `train_s`.
+        `rollouts_s` are the rollouts of jobs that differ."""
         self.samples, self.iterations, self.phase_s = samples, iterations, phase_s
+        self.train_s = phase_s if train_s is None else train_s
+        self.rollouts_s = {f"j-{name}": one_s for name, one_s in (rollouts_s or {}).items()}
+        self.ahead = {f"j-{name}" for name in ahead}
         self.clock = ManualClock()
         self.hub = MemoryHub()
         self.members = {f"j-{name}": self._member(f"j-{name}") for name in jobs}
@@ -207,7 +314,20 @@ class World:
         placement = Placement(
             rollout=(DeviceId(NodeId("r0"), 0),), train=(DeviceId(NodeId("t0"), 0),)
         )
-        member = Member(job_id=job.id, name=job_id, slo=2.0, profile=profile, placement=placement)
+        if job_id in self.rollouts_s:
+            rollout = dataclasses.replace(phase, worst_s=self.rollouts_s[job_id])
+            profile = dataclasses.replace(profile, rollout=rollout)
+        if job_id in self.ahead:
+            train = dataclasses.replace(phase, worst_s=self.train_s)
+            profile = dataclasses.replace(profile, train=train)
+        member = Member(
+            job_id=job.id,
+            name=job_id,
+            slo=2.0,
+            profile=profile,
+            placement=placement,
+            max_staleness=int(job_id in self.ahead),
+        )
         return MemberView(job=job, member=member)
 
     def want(self, job_id: str, desired: str) -> None:
@@ -237,7 +357,8 @@ class World:
             known = self.drivers.get(order.job)
             if known is None or known.attempt < order.attempt:
                 finished = self.members[order.job].job.iteration
-                known = SimDriver(self, order.job, order.attempt, finished=finished)
+                kind = AheadDriver if order.job in self.ahead else SimDriver
+                known = kind(self, order.job, order.attempt, finished=finished)
                 self.drivers[order.job] = known
             known.desired = order.desired
             if order.fence:

@@ -232,7 +232,7 @@ class JobSpec:
     @property
     def engine_moves(self) -> bool:
         """Whether single responses can move: emulated ones only where they have lengths."""
-        return self.engine is Engine.REAL or bool(getattr(self.emulated, "lengths", ""))
+        return self.engine is Engine.REAL or bool(self.emulated.lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

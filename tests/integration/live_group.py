@@ -17,7 +17,7 @@ from rmux.estimate import JobProfile, PhaseEstimate, ProfileSource
 from rmux.events import EventType, PhaseEvent
 from rmux.group import Assignment, Placement
 from rmux.ids import GroupId, JobId, NodeId, PoolName, ProfileId
-from rmux.job import EmulatedSpec, Engine, Job, JobSpec, JobState
+from rmux.job import EmulatedSpec, Engine, Job, JobSpec, JobState, RolloutSpec
 from rmux.run import parent, processes, valkey
 from rmux.store import events, groups, jobs, pools, profiles
 from rmux.store.engine import Store
@@ -83,6 +83,7 @@ class LiveGroup:
         turns: Iterable[str] = (),
         group: GroupId = GROUP,
         planned_bytes: int = 0,
+        responses: RolloutSpec | None = None,
         **emulated: Any,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
@@ -92,6 +93,7 @@ class LiveGroup:
             iterations=iterations,
             restart_limit=restart_limit,
             slo=slo,
+            rollout=responses or RolloutSpec(),
             emulated=EmulatedSpec(
                 **{
                     "init_s": 0.05,

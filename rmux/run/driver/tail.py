@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rmux.cluster import DeviceId
 from rmux.errors import ConflictError, UserError
@@ -143,9 +143,8 @@ class TailWatch:
             elapsed_s=now_s - self._began_s,
             next_ready_s=min(ready, default=None),
             moved_before=self._given > 0,
+            given=self._given,
         )
-        if "given" in Rollout.__dataclass_fields__:
-            rollout = replace(rollout, given=self._given)  # type: ignore[call-arg,unused-ignore]
         found = decide(rollout, history=history, speed=speed, trigger=self._trigger)
         if not found.freed:
             return None

@@ -181,7 +181,7 @@ MIGRATION = Study(
         f"{name} {key}": Line(
             what=f"{name}: {what}",
             paper=paper,
-            differs="lengths of open models; eight GPUs that share one decoding rate",
+            differs="lengths of open models; 32 responses per GPU, and steps of one length",
         )
         for name, (_, _, paper) in PAIRS.items()
         for key, what in (("gain", "by predicted gain"), ("fixed", "at 80 % of the responses"))

@@ -154,6 +154,14 @@ def _problems(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, s
     yield from _of_other_recipes(file)
     if file.engine == "emulated":
         return
+    if file.max_staleness and file.script is not None and not file.model.path:
+        yield (
+            ("max_staleness",),
+            (
+                "max_staleness is 1, but a script with its own engines rolls out and trains in one "
+                "process, which cannot be idle on one device while it works on the other"
+            ),
+        )
     yield from _missing(file)
     yield from _environment(file)
     yield from _batches(file)

@@ -153,6 +153,7 @@ def _problems(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, s
         yield ("script",), "recipe and script are both set; a job has exactly one"
     yield from _of_other_recipes(file)
     if file.engine == "emulated":
+        yield from _lengths(file, folder)
         return
     if file.max_staleness and file.script is not None and not file.model.path:
         yield (
@@ -169,6 +170,12 @@ def _problems(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, s
         target = folder / text
         if not target.exists():
             yield location, f"{location[-1]}: no {target}"
+
+
+def _lengths(file: SpecFile, folder: Path) -> typing.Iterator[tuple[Location, str]]:
+    target = folder / file.emulated.lengths.partition(":")[0]
+    if file.emulated.lengths and not target.is_file():
+        yield ("emulated", "lengths"), f"lengths: no {target}"
 
 
 def _missing(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
@@ -253,8 +260,6 @@ def _files(file: SpecFile) -> typing.Iterator[tuple[Location, str]]:
         yield ("model", "path"), file.model.path
     if file.task.prompts:
         yield ("task", "prompts"), file.task.prompts.rpartition(":")[0]
-    if file.emulated.lengths:
-        yield ("emulated", "lengths"), file.emulated.lengths.partition(":")[0]
     for section, named in (("reward", file.reward), ("environment", file.environment)):
         if named.function:
             yield (section, "function"), named.function.rpartition(":")[0]

@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,6 +304,32 @@ def open_tensors(files: CacheFiles) -> tuple[CachedWeights, dict[str, Tensor]]:
             os.close(fd)
         return weights, {entry.name: _view(storage, entry) for entry in weights.entries}
     raise WorkerError(f"the weight cache {files.stem} never held still", code="sync.unstable")
+
+
+def checked(weights: CachedWeights, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `open_tensors` in order, each hashed as it is handed out.
+
+    CheckError at the end when the blob is not what was committed: whoever took the tensors in must
+    not use them. To hash and to load in one pass costs memory bandwidth once.
+    """
+    import torch
+    import xxhash
+
+    digest, at = xxhash.xxh3_128(), 0
+    storage = next(iter(tensors.values())).untyped_storage()
+    blob = memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+    for entry in sorted(weights.entries, key=lambda entry: entry.offset):
+        end = max(at, entry.offset + entry.num_bytes)
+        digest.update(blob[at:end])
+        at = end
+        yield entry.name, tensors[entry.name]
+    digest.update(blob[at:])
+    if (found := digest.hexdigest()) != weights.checksum:
+        raise CheckError(
+            f"weight version {weights.version} in the host cache has checksum {found}, "
+            f"{weights.checksum} was committed",
+            code="sync.checksum",
+        )
 
 
 def _check_entries(entries: Sequence[WeightEntry], num_bytes: int | None) -> int:

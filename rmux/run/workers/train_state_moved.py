@@ -97,7 +97,7 @@ def memory_of(tensor: Tensor) -> memoryview:
     """
     size = tensor.numel() * tensor.element_size()
     array = (ctypes.c_ubyte * size).from_address(tensor.data_ptr() if size else 0)
-    array.tensor = tensor  # type: ignore[attr-defined]  # keeps the memory as long as the view
+    array.tensor = tensor  # keeps the memory as long as the view
     return memoryview(array).cast("B").toreadonly()
 
 

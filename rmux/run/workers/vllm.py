@@ -126,6 +126,15 @@ class RolloutWorker:
         self._is_awake = False
         return dropped
 
+    def park_discarded(self, files: cache.CacheFiles) -> int:
+        """`park`, then give the memory of the weights back: the next wake loads them from the host
+        cache. Bytes. ConflictError when the cache holds none."""
+        loop, engine = self._owned()
+        self.park()
+        freed_bytes = loop.call(lambda: engine.discard(files))
+        trim_heap()
+        return freed_bytes
+
     def drop_caches(self) -> int:
         """Give host memory back that the next wake makes anew; bytes, 0 while it is awake."""
         if self._loop is None or self._engine is None:

@@ -15,6 +15,7 @@ from rmux.run.workers import cache
 from rmux.run.workers.kv_cache import KvCache
 from rmux.run.workers.step_loop import Delta
 from rmux.run.workers.vllm_rng import GeneratorStates, sampled_logprobs
+from rmux.run.workers.vllm_weights import WeightMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,8 @@ _PREFILL_TOKENS = 2048
 """Prompt tokens of one step."""
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
+_NO_WEIGHTS = -1
+"""The version of an engine that must not run: its weights were discarded, or came damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +111,9 @@ class VllmEngine:
         self._engine = LLMEngine(
             config, Executor.get_class(config), log_stats=False, multiprocess_mode=False
         )
-        runner = self._engine.model_executor.driver_worker.worker.model_runner
-        self._kv_cache = KvCache(runner.kv_caches)
+        self._runner = self._engine.model_executor.driver_worker.worker.model_runner
+        self._kv_cache = KvCache(self._runner.kv_caches)
+        self._weights = WeightMemory(self._runner.get_model())
         model = config.model_config.hf_config
         self._tied = bool(getattr(model, "tie_word_embeddings", False))
         stops = getattr(model, "eos_token_id", None)
@@ -222,12 +226,25 @@ class VllmEngine:
         if wanted and files is not None:
             weights, tensors = cache.open_tensors(files)
             self._check_names(set(tensors))
-            runner = self._engine.model_executor.driver_worker.worker.model_runner
-            runner.reload_weights(weights_iterator=self._pairs(tensors))
+            self._weights.regain()
+            self.version = _NO_WEIGHTS  # until all of them are in, and checked
+            self._runner.reload_weights(weights_iterator=self._pairs(weights, tensors))
             self.version = weights.version
+        if self.version == _NO_WEIGHTS:
+            raise WorkerError(
+                "the engine has no weights: the host cache is gone", code="sync.empty"
+            )
         # Also without a reload: a phase must not depend on what earlier ones left behind.
         self._clear_prefix_cache()
         return wanted
+
+    def discard(self, files: cache.CacheFiles) -> int:
+        """Give the memory of the weights back until the next `refresh`, which loads them from the
+        host cache; returns bytes. ConflictError in flight, or when the cache holds none."""
+        if self._offsets or cache.read_current(files) is None:
+            raise ConflictError("weights in use, or without a copy in the host cache, must stay")
+        self.version = _NO_WEIGHTS
+        return self._weights.discard()
 
     def drop_caches(self) -> int:
         """Give the KV cache back to the host until the next `refresh`; returns bytes.
@@ -265,10 +282,12 @@ class VllmEngine:
         del self._offsets[request_id]
         self._states.forget(self._internal.pop(request_id))
 
-    def _pairs(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _pairs(
+        self, weights: cache.CachedWeights, tensors: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
         """What the engine is given to load. The tied head is named although it is the embedding:
         the engine keeps a repacked copy of it, which would stay at its old value (silently)."""
-        yield from tensors.items()
+        yield from cache.checked(weights, tensors)
         if self._tied and _HEAD not in tensors:
             yield _HEAD, tensors[_EMBEDDING]
 

@@ -14,6 +14,7 @@ from rmux.run.workers.cache import (
     CacheFiles,
     HostWeightCache,
     WeightEntry,
+    checked,
     open_tensors,
     read_current,
 )
@@ -72,6 +73,36 @@ def test_a_version_is_invisible_until_it_is_committed(
     send(Endpoint.parse(cache.endpoint()), memoryview(blob(2.0)), transfer_id=name, deadline_s=5.0)
     weights, tensors = open_tensors(files)
     assert (weights.version, tensors["b"].tolist()) == (1, [1.0] * 5)
+
+
+def test_what_is_read_is_checked_while_it_is_handed_out(
+    cache: HostWeightCache, files: CacheFiles
+) -> None:
+    publish(cache, 1, 1.0)
+    weights, tensors = open_tensors(files)
+    assert [name for name, _ in checked(weights, tensors)] == ["a", "b"]
+    tensors["b"][2] = 7.0  # of this mapping only
+    handed = checked(weights, tensors)
+    assert next(handed)[0] == "a"
+    next(handed)
+    with pytest.raises(CheckError, match="weight version 1 in the host cache has checksum"):
+        next(handed)
+
+
+def test_two_versions_count_during_a_sync_and_the_older_can_be_dropped(
+    cache: HostWeightCache, files: CacheFiles
+) -> None:
+    publish(cache, 1, 1.0)
+    one_bytes = cache.resident_bytes()
+    publish(cache, 2, 2.0)
+    slot_bytes = files.slot(0).stat().st_blocks * 512
+    assert cache.resident_bytes() == one_bytes + slot_bytes
+    assert cache.drop_older() == slot_bytes
+    assert cache.resident_bytes() == one_bytes
+    weights, tensors = open_tensors(files)
+    assert (weights.version, tensors["b"].tolist()) == (2, [2.0] * 5)
+    publish(cache, 3, 3.0)
+    assert cache.resident_bytes() == one_bytes + slot_bytes
 
 
 def test_what_arrives_damaged_never_becomes_current(

@@ -133,7 +133,7 @@ def start(folder, temp_dir):
     session = RaySession(job_id="j-split", temp_dir=temp_dir, run_tag=temp_dir.name)
     session.start()
 
-    def make(*, devices, micro_batch):
+    def make(*, devices, micro_batch, zero_stage=1):
         node = Node(
             id=NodeId("train-0"),
             pool=PoolName("train"),
@@ -153,6 +153,7 @@ def start(folder, temp_dir):
                 devices=devices,
                 mini_batch=8,
                 micro_batch=micro_batch,
+                zero_stage=zero_stage,
                 gae_lambda=0.9,
                 kl=0.1,
                 mean="sequence",
@@ -243,9 +244,9 @@ def whole(start, folder):
 
 
 def test_the_gradient_of_all_losses_is_that_of_one_rank_and_one_pass(start, whole, folder):
-    """In passes of 3 and, after a step that was refused, as if nothing had happened."""
+    """In passes of 3, with ZeRO 3 and, after a step that was refused, as if it had not been."""
     samples, report, expected, _ = whole
-    trainer = start(devices=1, micro_batch=3)
+    trainer = start(devices=1, micro_batch=3, zero_stage=3)
     before = trainer._on_first("checksum", timeout_s=60)
     spoilt = [Sample(response=samples[0].response, reward=float("nan")), *samples[1:]]
     with pytest.raises(WorkerError, match="optimizer step 1 of 1 is not finite") as caught:

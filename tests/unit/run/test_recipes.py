@@ -38,6 +38,9 @@ def one_text(rng, count):
 def number(rng, count):
     return ["abc"] * (count - 1) + [7]
 
+def blank_prompts(rng, count):
+    return [""] * count
+
 def long_prompts(rng, count):
     return ["abcabcabcabc"] * count
 
@@ -237,6 +240,7 @@ def test_a_reward_that_always_fails_ends_the_job_before_it_trains(make_spec, ses
     ("prompts", "message"),
     [
         ("one_prompt", "asked for 4 texts and gave 1"),
+        ("blank_prompts", "a prompt has no tokens"),
         ("nothing", "asked for 4 texts and gave None"),
         ("no_prompts", "asked for 4 texts and gave 0"),
         ("endless", "asked for 4 texts and gave more than 4"),

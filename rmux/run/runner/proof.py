@@ -1,17 +1,30 @@
-"""Proof that parked processes are parked: they use next to no CPU for a few milliseconds."""
+"""Proof that parked processes are parked: they use next to no CPU for a few milliseconds, and on a
+host with NVIDIA GPUs no device memory but that of their contexts.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from rmux.run import nvml
 from rmux.run.processes import run_time_ns
 from rmux.run.runner.gate import Position
 
 WINDOW_S = 0.005
 MAX_RUN_NS = 1_000_000
 """CPU time that all threads of the processes together may use within one window."""
+
+MAX_DEVICE_BYTES = 2**30
+"""Device memory that each parked process may hold: a CUDA context with its libraries takes 0.3 to
+0.8 GB and cannot be given back, weights or a KV cache that stayed take more."""
+
+
+def device_bytes(pids: Collection[int]) -> int | None:
+    """None on a host without an NVIDIA driver, or where it does not tell."""
+    driver = nvml.probe()
+    return None if driver is None else driver.used_bytes(pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +42,9 @@ class Proofs:
         *,
         now_s: Callable[[], float] = time.monotonic,
         run_ns: Callable[[Iterable[int]], int] = run_time_ns,
+        device_bytes: Callable[[Collection[int]], int | None] = device_bytes,
     ) -> None:
-        self._now_s, self._run_ns = now_s, run_ns
+        self._now_s, self._run_ns, self._device_bytes = now_s, run_ns, device_bytes
         self._samples: dict[str, _Sample] = {}
 
     def check(self, parked: Mapping[str, Position]) -> dict[str, tuple[int, int]]:
@@ -55,12 +69,16 @@ class Proofs:
                 return False
             run_ns = self._run_ns(position.pids)
             # A late look has seen a longer window, which is to be as idle.
-            if run_ns - before.run_ns < MAX_RUN_NS:
+            if run_ns - before.run_ns < MAX_RUN_NS and self._is_off_device(position.pids):
                 return True
         else:
             run_ns = self._run_ns(position.pids)
         self._samples[device] = _Sample(order, now_s, run_ns)
         return False
+
+    def _is_off_device(self, pids: Collection[int]) -> bool:
+        used = self._device_bytes(pids)
+        return used is None or used <= MAX_DEVICE_BYTES * len(pids)
 
     def wait_s(self) -> float | None:
         """Seconds to the next look that can decide anything; None when nothing is to be proven."""

@@ -73,6 +73,8 @@ class Link:
         self._version = 1
         self._sent_version = 0
         self._sent_source_n = 0
+        self._wanted: dict[Phase, int] = {}
+        """Newest iteration that each phase was wanted for."""
         self._ended = self._closed = False
         self.foreseen = Foreseen()
         """What comes next on the devices granted."""
@@ -147,6 +149,7 @@ class Link:
                 return
             want = Want(phase=str(phase), iteration=iteration, devices=tuple(devices))
             state = self._status.state if phase is Phase.INIT else "running"
+            self._wanted[phase] = iteration
             wants = (*self._wants_but(phase), want)
             self._status = dataclasses.replace(self._status, state=state, wants=wants)
             self._touch()
@@ -187,6 +190,13 @@ class Link:
                 self._use(grant, "running")
             self._touch()
             return tuple(grant for grant, _ in found), max(at_s for _, at_s in found)
+
+    def await_wanted(self, phase: Phase, *, iteration: int, timeout_s: float) -> bool:
+        """Whether that phase was wanted for this iteration, or a later one, within the timeout."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._wanted.get(phase, -1) >= iteration, timeout_s
+            )
 
     def await_desired(self, wanted: Callable[[str], bool], *, timeout_s: float) -> bool:
         """Whether an order that suits `wanted` came within the timeout."""

@@ -22,6 +22,7 @@ class Order:
 
     One step off-policy a rollout may run beside the train and the sync of the iteration before it,
     never further ahead, and each iteration has its sync: without one the samples would grow staler.
+    It does so in a second thread: in the main thread nobody could train meanwhile.
     """
 
     def __init__(self, *, finished: int, max_staleness: int) -> None:
@@ -121,7 +122,8 @@ class Order:
         untrained, unsent = self._rolled - self._trained, self._trained - self.finished
         due = {
             Phase.INIT: self._last in (None, Phase.INIT),
-            Phase.ROLLOUT: untrained + unsent <= self._ahead,
+            Phase.ROLLOUT: untrained + unsent <= self._ahead
+            and not (untrained and threading.current_thread() is threading.main_thread()),
             Phase.TRAIN: untrained > 0 and not unsent,
             Phase.SYNC: unsent > 0,
         }

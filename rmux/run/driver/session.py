@@ -144,6 +144,8 @@ class Session:
         wake: Callback | None,
     ) -> Any:
         at_boundary = phase is Phase.ROLLOUT
+        if at_boundary and iteration > self.finished:
+            self._await_train(iteration)
         hold = self._holds.acquire(
             phase,
             iteration=iteration,
@@ -159,6 +161,15 @@ class Session:
             raise
         self._holds.release(hold, park=park, found=self._collect(result, iteration))
         return result
+
+    def _await_train(self, iteration: int) -> None:
+        """One step off-policy: the turn of a train comes before that of the rollout after it, so it
+        is wanted before, or the job would lose it."""
+        while not self.link.await_wanted(
+            Phase.TRAIN, iteration=iteration - 1, timeout_s=self.config.heartbeat_s
+        ):
+            if self._closed:
+                raise Cancelled
 
     def _pass_boundary(self) -> bool:
         """Where an iteration would begin: stop here if cancelled, wait here while paused; whether

@@ -80,6 +80,15 @@ def test_two_phases_are_wanted_at_once_and_each_thread_gets_its_own(make_link, g
     }
 
 
+def test_another_thread_can_wait_until_a_phase_was_wanted(make_link):
+    link = make_link()
+    assert not link.await_wanted(Phase.TRAIN, iteration=1, timeout_s=0.0)
+    link.want(Phase.TRAIN, iteration=1, devices=("t/0",))
+    link.unwant(Phase.TRAIN)
+    assert link.await_wanted(Phase.TRAIN, iteration=1, timeout_s=0.0)
+    assert not link.await_wanted(Phase.TRAIN, iteration=2, timeout_s=0.0)
+
+
 def test_taking_one_want_back_leaves_the_other(make_link, gate):
     link = make_link()
     link.want(Phase.TRAIN, iteration=0, devices=("t/0",))

@@ -9,6 +9,7 @@ import pytest
 from rmux.events import EventType
 from rmux.job import Phase
 from rmux.run.driver import checkpoint
+from rmux.run.driver.link import Link
 from rmux.run.trace_check import check
 
 LAST = 4
@@ -46,7 +47,7 @@ pace.run(
     types.SimpleNamespace(max_staleness=1, iterations=last),
     first=first,
     rollout=rollout,
-    train=lambda n, _: train(n),
+    train=lambda n, _: ({between}, train(n)),
     sync=sync,
 )
 """
@@ -56,8 +57,8 @@ BESIDE = "assert begun[n + 1].wait(5)"
 
 @pytest.fixture
 def paced(drive, make_config, script):
-    def run(*, rollout="pass", train=BESIDE, **spec):
-        path = script(PACED.format(rollout=rollout, train=train))
+    def run(*, rollout="pass", train=BESIDE, between="None", **spec):
+        path = script(PACED.format(rollout=rollout, train=train, between=between))
         spec = {"iterations": LAST, "max_staleness": 1, "recipe": None, "script": path, **spec}
         return drive(make_config(**spec))
 
@@ -119,7 +120,7 @@ def test_an_emulated_job_of_its_own_recipe_runs_one_step_off_policy(drive, gate,
 def test_a_rollout_that_fails_ends_the_train_at_once_and_is_told(paced, gate):
     code = paced(
         rollout="n == 2 and 1 / 0",
-        train=BESIDE + "\n    if n == 1: threading.Event().wait(60); raise SystemExit('not cut')",
+        train=BESIDE + "\n    if n == 1: threading.Event().wait(20); raise SystemExit('not cut')",
     )
     assert code == 1
     assert gate.states[-1] == "failed"
@@ -130,7 +131,7 @@ def test_a_rollout_that_fails_ends_the_train_at_once_and_is_told(paced, gate):
 
 def test_a_train_that_fails_is_told_whatever_the_rollout_beside_it_says(paced, gate):
     code = paced(
-        rollout="n == 2 and threading.Event().wait(60)",
+        rollout="n == 2 and threading.Event().wait(20)",
         train=BESIDE + "\n    if n == 1: 1 / 0",
     )
     assert code == 1
@@ -186,7 +187,7 @@ def test_sigterm_ends_train_and_rollout_at_once_and_the_rollout_is_sampled_anew(
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=terminate, daemon=True).start()
-    block = "threading.Event().wait(60)"
+    block = "threading.Event().wait(20)"
     assert paced(rollout=f"n == 2 and {block}", train=f"{BESIDE}; n == 1 and {block}") == 143
     assert gate.states[-1] == "running"
     finished = checkpoint.latest(make_config().run_dir).iteration
@@ -225,3 +226,21 @@ raise errors[0]
     assert drive(make_config(recipe=None, script=path)) == 1
     assert "while phase train runs in another thread" in gate.report.status.error
     assert "hint: only with max_staleness = 1" in gate.report.status.error
+
+
+def test_the_next_rollout_is_wanted_only_after_its_train_however_long_rewards_take(
+    paced, gate, monkeypatch
+):
+    """Its turn comes after the train's: wanted alone it would cost the job that turn."""
+    wanted = []
+    want = Link.want
+
+    def note(self, phase, **about):
+        if (str(phase), about["iteration"]) not in wanted:
+            wanted.append((str(phase), about["iteration"]))
+        want(self, phase, **about)
+
+    monkeypatch.setattr(Link, "want", note)
+    assert paced(between="threading.Event().wait(0.05)") == 0
+    for n in range(1, LAST):
+        assert wanted.index(("train", n - 1)) < wanted.index(("rollout", n))

@@ -84,6 +84,7 @@ class LiveGroup:
         group: GroupId = GROUP,
         planned_bytes: int = 0,
         responses: RolloutSpec | None = None,
+        max_staleness: int = 0,
         **emulated: Any,
     ) -> JobId:
         job_id = JobId(f"j-{name}")
@@ -93,6 +94,7 @@ class LiveGroup:
             iterations=iterations,
             restart_limit=restart_limit,
             slo=slo,
+            max_staleness=max_staleness,
             rollout=responses or RolloutSpec(),
             emulated=EmulatedSpec(
                 **{

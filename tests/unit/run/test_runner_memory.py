@@ -92,8 +92,9 @@ def test_shared_memory_counts_once_whether_it_is_mapped_or_not(attempt):
             reader.communicate(b"\n")
     finally:
         path.unlink()
-    assert 30 * MIB <= unmapped < 33 * MIB
-    assert 30 * MIB <= mapped < 45 * MIB, "the reader itself is some of it"
+    # Loose: how many processes share the pages of the interpreter changes meanwhile.
+    assert 25 * MIB <= unmapped < 40 * MIB
+    assert 25 * MIB <= mapped < 55 * MIB, "the reader itself is some of it, twice would be 60"
 
 
 def test_a_driver_that_works_itself_counts_at_its_home_alone(attempt):

@@ -48,7 +48,7 @@ from scripts.benches._tail_pairs import (
 )
 
 TRIGGERS: dict[str, float | None] = {"gain": None, "0.8": 0.8}
-_AT_ONCE = 2
+_AT_ONCE = 3
 """Pairs beside each other, three groups each."""
 _SIMULATED = 24
 _POLL_S = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -107,6 +108,16 @@ def test_only_the_last_attempt_counts_and_of_it_not_the_first_iteration():
     again = [ended(2, 98.0, attempt=2), ended(2, 97.0), ended(3, 4.0, attempt=2)]
     tracker.take([ended(0, 99.0), ended(1, 5.0), *again])
     assert tracker.seen(A) == Seen(rollout_s=4.0)
+
+
+def test_a_rollout_that_lacked_devices_for_a_part_of_its_time_is_no_sample_of_it():
+    tracker = Tracker(quantile=0.9, least=1)
+    partial = ended(2, 50.0)
+    partial = dataclasses.replace(partial, data={**partial.data, "whole": False})
+    whole = dataclasses.replace(partial, iteration=1, data={"run_s": 5.0, "whole": True})
+    tracker.take([ended(0, 9.0), dataclasses.replace(whole, data={**whole.data, "attempt": 1})])
+    tracker.take([partial])
+    assert tracker.seen(A) == Seen(rollout_s=5.0)
 
 
 def test_other_events_say_nothing_of_phase_times():

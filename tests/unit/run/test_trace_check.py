@@ -198,3 +198,20 @@ def test_an_on_policy_job_may_not_do_what_one_step_off_policy_allows(samples):
     for event in trace.events:
         event.data.pop("max_staleness", None)
     assert "phase-order" in trace.rules
+
+
+def test_a_device_that_joins_a_rollout_under_way_needs_a_grant_and_a_free_device(samples):
+    trace = Trace(samples)
+    trace.phase("b", Phase.ROLLOUT, "r/1", 1, 0.0, 3.0)
+    trace.phase("a", Phase.ROLLOUT, "r/0", 1, 0.0, 9.0)
+    trace.add(EventType.GRANT, 3.0, "a", Phase.ROLLOUT, "r/1", seq=2)
+    joined = {"kind": EventType.DEVICE_JOINED, "job": "a", "phase": Phase.ROLLOUT}
+    trace.add(at_s=3.1, device="r/1", seq=2, **joined)
+    trace.add(EventType.RELEASED, 5.0, "a", Phase.ROLLOUT, "r/1", seq=2)
+    trace.phase("b", Phase.TRAIN, "t/0", 1, 3.0, 4.0)
+    assert trace.rules == [], "it gave that device back while the other went on"
+    trace.events = [one for one in trace.events if one.type is not EventType.DEVICE_JOINED]
+    trace.add(at_s=2.0, device="r/1", seq=2, **joined)
+    assert trace.rules == ["early-start"]
+    trace.add(at_s=6.0, device="r/2", seq=1, **joined)
+    assert sorted(trace.rules) == ["early-start", "no-grant"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rmux.job import JobState, Phase, Reason
 from rmux.run.controller.state import RemoveMember, Run, UpdateJob
 from rmux.run.controller.turn import Turn
@@ -10,6 +12,15 @@ from rmux.run.messages import DriverStatus
 _CANCELS = ("cancel", "cancel-now")
 _NEVER_RAN = (JobState.PENDING, JobState.PLACED)
 _ERROR_LINES = 20
+_NEW_ATTEMPT: dict[str, Any] = {
+    "due_s": float("inf"),
+    "in_init": False,
+    "fence": "",
+    "rolls_full_s": None,
+    "trains_full_s": None,
+    "trained_s": None,
+}
+"""What is forgotten of an attempt that is over."""
 
 
 def adopt(turn: Turn, run: Run) -> None:
@@ -132,7 +143,7 @@ def _follow_driver(turn: Turn, run: Run) -> None:
 def _put_back(turn: Turn, run: Run) -> None:
     """Placed again, to be resumed at its last finished iteration by whoever comes next."""
     run = turn.change(run, ordered=False, status=None, attempt=run.attempt + int(run.ordered))
-    run = turn.change(run, due_s=float("inf"), after_write=turn.batch_n, in_init=False, fence="")
+    run = turn.change(run, after_write=turn.batch_n, **_NEW_ATTEMPT)
     turn.set_job_state(run, JobState.PLACED)
     columns = (("attempt", run.attempt), ("phase", None), ("phase_state", ""))
     turn.write(UpdateJob(job_id=run.job_id, columns=columns))
@@ -163,9 +174,7 @@ def _fail(turn: Turn, run: Run, error: str) -> None:
         retry_at_s=turn.now_s + delay_s,
         # The next attempt reads its last finished iteration from the store.
         after_write=turn.batch_n,
-        in_init=False,
-        fence="",
-        due_s=float("inf"),
+        **_NEW_ATTEMPT,
     )
     columns = (("attempt", run.attempt), ("phase", None), ("phase_state", ""))
     turn.write(UpdateJob(job_id=run.job_id, columns=columns))

@@ -16,6 +16,7 @@ from rmux.run.driver.engines import Exactness, MoveReport, Response, Sampling
 PROMPTS = [[(7 * at + 3 * i) % 64 for i in range(5 + at)] for at in range(20)]
 SEEDS = list(range(500, 520))
 GREEDY = Sampling(temperature=0.0, max_tokens=150, ignore_eos=True)
+LONG = dataclasses.replace(GREEDY, max_tokens=380)
 SEEDED = Sampling(temperature=1.0, max_tokens=150, min_tokens=60)
 FIRST, SECOND = DeviceId.parse("r0/0"), DeviceId.parse("r0/1")
 
@@ -52,6 +53,14 @@ class Mover:
         else:
             self.taken.append(self._fleet.join([device]))
         self.after.append({one.device for one in self._fleet.in_flight()})
+
+
+def begin(stream: Any, fleet: Any, *, count: int) -> None:
+    """So many long requests, each of which has tokens by now and none its last."""
+    for key, prompt in enumerate(PROMPTS[:count]):
+        stream.submit(key, prompt, sampling=LONG, seed=0)
+    while (under_way := fleet.in_flight()) == () or not all(one.tokens for one in under_way):
+        assert stream.next(0.02) is None
 
 
 def generate(rollout: Any, sampling: Sampling, mover: Mover | None = None) -> list[Response]:
@@ -200,9 +209,7 @@ def test_every_prompt_that_does_not_fit_is_named_before_anything_runs(rollout: A
 
 def test_a_worker_leaves_only_when_its_requests_have_somewhere_to_go(rollout: Any) -> None:
     with rollout.fleet.stream() as stream:
-        for key, prompt in enumerate(PROMPTS[:4]):
-            stream.submit(key, prompt, sampling=GREEDY, seed=0)
-        assert stream.next(0.3) is None
+        begin(stream, rollout.fleet, count=4)
         with pytest.raises(ConflictError, match="can go on nowhere: no other worker is awake"):
             rollout.fleet.leave([FIRST, SECOND])
         homes = {one.key: SECOND for one in rollout.fleet.in_flight() if one.device == FIRST}
@@ -239,8 +246,7 @@ def test_a_worker_of_other_weights_gets_no_response_that_began_with_these(
     assert 0 < taken[0] < 20
     assert {r.weight_version for r in responses} == {held, held + 1}
     with rollout.fleet.stream() as stream:
-        stream.submit(0, PROMPTS[0], sampling=GREEDY, seed=0)
-        assert stream.next(0.3) is None
+        begin(stream, rollout.fleet, count=2)
         with pytest.raises(ConflictError, match=f"no other worker holds weight version {held}"):
             rollout.fleet.leave([FIRST])
     rollout.trainer_version[0] = held + 1

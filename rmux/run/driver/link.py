@@ -194,9 +194,8 @@ class Link:
     def await_wanted(self, phase: Phase, *, iteration: int, timeout_s: float) -> bool:
         """Whether that phase was wanted for this iteration, or a later one, within the timeout."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._wanted.get(phase, -1) >= iteration, timeout_s
-            )
+            wanted = self._wanted
+            return self._changed.wait_for(lambda: wanted.get(phase, -1) >= iteration, timeout_s)
 
     def await_desired(self, wanted: Callable[[str], bool], *, timeout_s: float) -> bool:
         """Whether an order that suits `wanted` came within the timeout."""
@@ -258,14 +257,8 @@ class Link:
         """Whether the gates stopped announcing these grants, which they do once they have proven
         the devices idle."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: (
-                    not self._announced().intersection(
-                        (grant.device, grant.order) for grant in grants
-                    )
-                ),
-                timeout_s,
-            )
+            mine = {(grant.device, grant.order) for grant in grants}
+            return self._changed.wait_for(lambda: not mine & self._announced(), timeout_s)
 
     # The rest runs under the condition, or is a thread's loop.
 

@@ -27,7 +27,7 @@ from rmux.run.nexts import Next
 
 PROMPTS = [[(5 * at + 3 * i) % 60 for i in range(12)] for at in range(24)]
 STRAGGLERS = (3, 16)
-LONG, SHORT = 180, 8
+LONG, SHORT = 600, 8
 
 
 class OneGate:
@@ -96,7 +96,7 @@ class OneGate:
 
 @pytest.fixture(scope="module")
 def engines(make_config: Callable[..., DriverConfig]) -> Iterator[RayEngines]:
-    one = RayEngines(make_config(rollout_devices=2, max_num_seqs=32))
+    one = RayEngines(make_config(rollout_devices=2, max_num_seqs=32, max_tokens=LONG))
     try:
         one.prepare()
         one.init(PoolKind.ROLLOUT)
@@ -108,7 +108,8 @@ def engines(make_config: Callable[..., DriverConfig]) -> Iterator[RayEngines]:
 def roll_out(
     engines: RayEngines, *, others: bool, temperature: float
 ) -> tuple[list[Response], OneGate]:
-    config = dataclasses.replace(engines._config, gates=("r0",), heartbeat_s=0.1)
+    config = dataclasses.replace(engines._config, gates=("r0",), tail_trigger="0.8")
+    config = dataclasses.replace(config, heartbeat_s=0.1)
     hub = MemoryHub()
     gate, link = OneGate(hub, config, others=others), Link(config, channel=MemoryChannel(hub))
     link.start()

@@ -7,12 +7,16 @@ they return. So nothing of DeepSpeed's has to know, and all of the device memory
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from rmux.errors import BackendError, ConflictError
+
+_LARGE_PAGE_BYTES = 2 * 2**20
+_LIBC = ctypes.CDLL(None)
 
 
 class OwnCopies:
@@ -58,6 +62,7 @@ class OwnCopies:
         moved, self._out = self._out, []
         for storage, buffer in moved:
             storage.resize_(buffer.numel())
+            _in_large_pages(storage)
             _bytes_in(storage).copy_(buffer, non_blocking=True)
         _synchronize([storage for storage, _ in moved])
         return sum(buffer.numel() for _, buffer in moved)
@@ -103,6 +108,16 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 def _bytes_in(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _in_large_pages(storage: UntypedStorage) -> None:
+    """Fresh memory of the CPU's is zeroed and mapped page by page as it is written: with pages of
+    2 MiB, where the kernel offers them on request, in half the time."""
+    start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = storage.data_ptr() + storage.nbytes() - start
+    if storage.device.type == "cpu" and size >= _LARGE_PAGE_BYTES:
+        # A kernel without them says no, and nothing is lost.
+        _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
 
 
 def _synchronize(storages: list[UntypedStorage]) -> None:

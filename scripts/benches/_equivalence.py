@@ -45,6 +45,7 @@ recipe = "{algorithm}"
 iterations = {iterations}
 seed = {seed}
 slo = 100.0
+restart_limit = 0
 [model]
 path = "model"
 [task]
@@ -149,9 +150,9 @@ def make_model(folder: Path, *, seed: int) -> None:
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
         max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=None,

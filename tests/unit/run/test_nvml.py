@@ -23,9 +23,7 @@ class Driver:
         device._obj.value = index.value + 1
         return 0
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(
-        self, device: Any, count: Any, infos: Any
-    ) -> int:
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, infos: Any) -> int:
         found = self.gpus[device.value - 1]
         room, count._obj.value = count._obj.value, len(found)
         if room < len(found):

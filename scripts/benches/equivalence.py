@@ -11,7 +11,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ def half_width(sample: Sequence[float]) -> float:
     return _T_975.get(degrees, _NORMAL_975) * error
 
 
-def measure(*, seeds: int, iterations: int, trigger: str) -> Runs:
+def measure(*, seeds: int, iterations: int, trigger: str) -> Iterator[Runs]:
+    """What there is after each seed."""
     runs: dict[tuple[str, Mode], list[Outcome]] = {}
     for seed in range(1, seeds + 1):
         folder = Path(tempfile.mkdtemp(prefix="rmux-eq-"))
@@ -58,7 +59,7 @@ def measure(*, seeds: int, iterations: int, trigger: str) -> Runs:
                     sys.stderr.write(f"seed {seed}, {mode}: {', '.join(names)}\n")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return runs
+        yield runs
 
 
 def rows_of(runs: Runs) -> list[dict[str, Any]]:

@@ -73,12 +73,21 @@ def flags(about: str | None) -> argparse.ArgumentParser:
 
 def finish(bench: str, rows: Sequence[Mapping[str, Any]], *, asked: argparse.Namespace) -> None:
     """Prints the rows and keeps the document."""
-    document = {"schema": SCHEMA, "bench": bench, "host": asdict(host()), "rows": list(rows)}
-    text = json.dumps(document, indent=2, allow_nan=False)
-    if not asked.no_save:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{bench}.json").write_text(text + "\n")
+    text = _text(bench, rows) if asked.no_save else save(bench, rows)
     print(text if asked.json else "\n".join(line(each) for each in rows))
+
+
+def save(bench: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Keeps the document, also of a bench that has more parts to run; returns its text."""
+    text = _text(bench, rows)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{bench}.json").write_text(text + "\n")
+    return text
+
+
+def _text(bench: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    document = {"schema": SCHEMA, "bench": bench, "host": asdict(host()), "rows": list(rows)}
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def line(made: Mapping[str, Any]) -> str:

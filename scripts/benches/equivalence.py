@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.benches._document import finish, flags, row
+from scripts.benches._document import finish, flags, row, save
 from scripts.benches._equivalence import ALGORITHMS, Mode, Outcome, run
 
 PLOT = Path("docs/plots/equivalence.svg")
@@ -152,9 +152,12 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--trigger", default="0.8", help="of the third mode; see rmux-group(1)")
     asked = parser.parse_args()
-    rows = rows_of(measure(seeds=asked.seeds, iterations=asked.iterations, trigger=asked.trigger))
-    if not asked.no_save:
-        plot(rows)
+    rows: list[dict[str, Any]] = []
+    for runs in measure(seeds=asked.seeds, iterations=asked.iterations, trigger=asked.trigger):
+        rows = rows_of(runs)
+        if not asked.no_save:
+            save("equivalence", rows)
+            plot(rows)
     finish("equivalence", rows, asked=asked)
     return 0
 

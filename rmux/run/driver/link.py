@@ -22,6 +22,7 @@ from rmux.job import Phase
 from rmux.run.channel import Channel
 from rmux.run.driver.engines import DriverConfig
 from rmux.run.driver.foreseen import Foreseen
+from rmux.run.driver.silence import Silence
 from rmux.run.messages import (
     DeviceUse,
     DriverReport,
@@ -41,12 +42,11 @@ _URGENCY = ("run", "pause", "cancel", "stop", "cancel-now")
 _EVENTS_PER_REPORT = 200
 _PROGRESS_ROOM = 1000
 """Unacknowledged events past which progress is dropped; nothing else ever is."""
-_ORPHAN_HEARTBEATS = 5
 
 
 class Link:
     """Thread-safe. `on_interrupt` is called from a thread when the job must end before its
-    iteration does."""
+    iteration does, or when one of the two threads fails."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Link:
         *,
         channel: Channel,
         clock: Clock | None = None,
-        on_interrupt: Callable[[], None] | None = None,
+        on_interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._channel = channel
@@ -66,8 +66,7 @@ class Link:
         self._grants: dict[str, tuple[Grant, float]] = {}
         self._uses: dict[str, DeviceUse] = {}
         self._permits: dict[str, Permits] = {}
-        self._heard_s = self._clock.now_s()
-        self._orphaned = False
+        self._silence = Silence(since_s=self._clock.now_s(), heartbeat_s=config.heartbeat_s)
         self._outbox: deque[dict[str, Any]] = deque()
         self._source_n = 0
         self._version = 1
@@ -76,6 +75,8 @@ class Link:
         self._wanted: dict[Phase, int] = {}
         """Newest iteration that each phase was wanted for."""
         self._ended = self._closed = False
+        self.failure: Exception | None = None
+        """Of one of the two threads: the job ends with it."""
         self.foreseen = Foreseen()
         """What comes next on the devices granted."""
         self.on_permits: Callable[[str, Permits], None] = lambda gate, permits: None
@@ -83,8 +84,8 @@ class Link:
         self.shed: Callable[[], tuple[Sequence[Shed], Sequence[str]]] = lambda: ((), ())
         """`sheds` and `spilled` of every report; must not call back."""
         self._threads = [
-            threading.Thread(target=self._send_loop, name="link-out", daemon=True),
-            threading.Thread(target=self._receive_loop, name="link-in", daemon=True),
+            threading.Thread(target=self._keep, args=(loop,), name=name, daemon=True)
+            for name, loop in (("link-out", self._send_loop), ("link-in", self._receive_loop))
         ]
 
     def start(self) -> None:
@@ -178,10 +179,8 @@ class Link:
             self._changed.wait_for(
                 lambda: self._ready(choices) is not None or unless(self.desired), timeout_s
             )
-            if unless(self.desired):
-                return None
             ready = self._ready(choices)
-            if ready is None:
+            if ready is None or unless(self.desired):
                 return None
             found = [self._grants[device] for device in ready]
             wants = without(self._status.wants, ready)
@@ -263,8 +262,7 @@ class Link:
     # The rest runs under the condition, or is a thread's loop.
 
     def _announced(self) -> set[tuple[str, tuple[int, int]]]:
-        grants = [grant for permits in self._permits.values() for grant in permits.grants]
-        return {(grant.device, grant.order) for grant in grants}
+        return {(one.device, one.order) for p in self._permits.values() for one in p.grants}
 
     def _wants_but(self, phase: Phase) -> tuple[Want, ...]:
         return tuple(want for want in self._status.wants if want.phase != phase)
@@ -314,7 +312,7 @@ class Link:
         if self._outbox and self._outbox[0]["source_n"] > self._sent_source_n:
             self._version += 1
         self._changed.notify_all()
-        if self._on_interrupt and self.desired != before and self.desired in ("stop", "cancel-now"):
+        if self.desired != before and self.desired in ("stop", "cancel-now"):
             self._on_interrupt()
 
     def _decline_unwanted(self, grant: Grant) -> None:
@@ -346,8 +344,22 @@ class Link:
             spilled=tuple(spilled),
         )
 
+    def _keep(self, loop: Callable[[], None]) -> None:
+        """A driver of which one thread died in silence would wait, or be waited for, for ever. So
+        the job ends, and the loop goes on once more for its last words."""
+        for _ in range(2):
+            try:
+                take_precedence()
+                loop()
+                return
+            except Exception as error:
+                log.exception("%s failed", threading.current_thread().name)
+                with self._changed:
+                    self.failure = self.failure or error
+                    self.shed = lambda: ((), ())  # may be what failed
+                self._on_interrupt()
+
     def _send_loop(self) -> None:
-        take_precedence()
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -370,7 +382,6 @@ class Link:
                 self._changed.notify_all()
 
     def _receive_loop(self) -> None:
-        take_precedence()
         while not self._closed:
             try:
                 arrived = self._channel.receive(self._config.heartbeat_s)
@@ -384,15 +395,5 @@ class Link:
                 for stream, message in arrived:
                     if isinstance(message, Permits) and stream in self._gate_of:
                         self._take(self._gate_of[stream], message, at_s=at_s)
-                        self._heard_s = at_s
-                silent_s = at_s - self._heard_s
-            self._note_silence(silent_s)
-
-    def _note_silence(self, silent_s: float) -> None:
-        """An orphan goes on with what it was granted: gates come back, or a runner ends it."""
-        orphaned = silent_s > _ORPHAN_HEARTBEATS * self._config.heartbeat_s
-        if orphaned and not self._orphaned:
-            log.warning("no gate has spoken for %.1f s; going on", silent_s)
-        elif self._orphaned and not orphaned:
-            log.info("a gate speaks again")
-        self._orphaned = orphaned
+                        self._silence.heard(at_s=at_s)
+            self._silence.note(now_s=at_s)

@@ -69,7 +69,7 @@ def run_driver(
             session.finish()
             outcome = Outcome(state="succeeded", exit_code=EXIT_OK)
         except (Cancelled, Interrupted):
-            failure = session.failure if session is not None else None
+            failure = link.failure or (session.failure if session is not None else None)
             outcome = _ended_early(link.desired) if failure is None else _failed(failure)
         except Exception as error:  # noqa: BLE001 - the top: every failure is reported
             outcome = _failed(error)

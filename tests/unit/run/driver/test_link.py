@@ -214,6 +214,41 @@ def test_an_orphan_says_so_and_keeps_its_grants(make_link, gate, caplog):
     assert gate.hear().uses[0].state == "running"
 
 
+def test_a_report_that_cannot_be_made_ends_the_job_and_its_last_words_still_go_out(
+    make_link, gate, caplog
+):
+    interrupted = threading.Event()
+    link = make_link(on_interrupt=interrupted.set)
+    error = KeyError("gone")
+
+    def shed():
+        raise error
+
+    link.shed = shed
+    link.report_status("running", iteration=3)
+    assert interrupted.wait(5.0)
+    assert link.failure is error
+    assert "link-out failed" in caplog.text
+    link.end("failed", iteration=3, error="boom", acks_within_s=0.01)
+    hear_until(gate, lambda r: (r.status.state, r.status.error) == ("failed", "boom"))
+
+
+def test_a_word_of_a_gate_that_breaks_its_reader_ends_the_job(make_link, gate):
+    interrupted = threading.Event()
+    link = make_link(on_interrupt=interrupted.set)
+    heard = []
+
+    def hear(name, permits):
+        heard.append(name)
+        if len(heard) == 1:
+            raise ValueError("not so")
+
+    link.on_permits = hear
+    gate.announce()
+    assert interrupted.wait(5.0)
+    assert str(link.failure) == "not so"
+
+
 def test_the_end_gives_every_device_back(make_link, gate):
     link = make_link()
     link.want(Phase.ROLLOUT, iteration=0, devices=("r/0",))

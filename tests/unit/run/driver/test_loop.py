@@ -108,6 +108,19 @@ def test_a_script_that_fails_is_reported_with_its_last_words(
     assert shown in gate.report.status.error
 
 
+def test_a_link_that_breaks_ends_the_job_with_its_error(drive, gate, make_config, monkeypatch):
+    def broken(self):
+        if gate.of_type(EventType.PHASE_START, Phase.ROLLOUT):
+            raise ValueError("no such host")
+        return ()
+
+    monkeypatch.setattr(EmulatedEngines, "spilled", broken)
+    assert drive(make_config(emulated=LONG)) == 1
+    assert gate.states[-1] == "failed"
+    assert "ValueError: no such host" in gate.report.status.error
+    assert {use.state for use in gate.report.uses} == {"parked"}
+
+
 def test_a_script_may_end_with_exit_zero(drive, gate, make_config, script):
     assert drive(make_config(recipe=None, script=script(LOOP + "raise SystemExit(0)"))) == 0
     assert gate.states[-1] == "succeeded"

@@ -9,6 +9,7 @@ worst case is ahead of its plan, and what it is ahead may be spent on a move of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from rmux.cluster import DeviceId
 from rmux.estimate import JobProfile
@@ -16,14 +17,19 @@ from rmux.ids import JobId
 from rmux.job import Phase
 
 
+@dataclass(slots=True)
 class Latest:
     """Instants are seconds on any clock. Not for several threads."""
 
-    def __init__(self) -> None:
-        self._devices: dict[DeviceId, float] = {}
-        """Planned end of the last phase that began on it."""
-        self._loops: dict[tuple[JobId, Phase], float] = {}
-        """When the job's next phase of this kind may begin by the plan."""
+    _devices: dict[DeviceId, float] = field(default_factory=dict)
+    """Planned end of the last phase that began on it."""
+    _loops: dict[tuple[JobId, Phase], float] = field(default_factory=dict)
+    """When the job's next phase of this kind may begin by the plan."""
+    _synced: dict[JobId, float] = field(default_factory=dict)
+    """When its last train that began is synced by the plan, one step off-policy."""
+
+    def copy(self) -> Latest:
+        return Latest(dict(self._devices), dict(self._loops), dict(self._synced))
 
     def begin(
         self,
@@ -33,6 +39,7 @@ class Latest:
         *,
         profile: JobProfile,
         now_s: float,
+        max_staleness: int = 0,
     ) -> float:
         """The phase has all its devices now; when it has to be over.
 
@@ -46,8 +53,15 @@ class Latest:
         self._devices |= dict.fromkeys(devices, end_s)
         if phase is Phase.ROLLOUT:
             self._loops[job_id, Phase.TRAIN] = end_s
-        else:
-            self._loops[job_id, Phase.ROLLOUT] = end_s + profile.off_device_s
+            return end_s
+        synced_s = end_s + profile.off_device_s
+        if not max_staleness:
+            self._loops[job_id, Phase.ROLLOUT] = synced_s
+            return end_s
+        # The next rollout may not have begun yet: it waits for the train before this one only.
+        if job_id in self._synced:
+            self._loops[job_id, Phase.ROLLOUT] = self._synced[job_id]
+        self._synced[job_id] = synced_s
         return end_s
 
     def start_s(self, job_id: JobId, phase: Phase, devices: Iterable[DeviceId]) -> float | None:
@@ -62,3 +76,4 @@ class Latest:
         """The members change, and their plan with them: nobody is ahead of the new one."""
         self._devices.clear()
         self._loops.clear()
+        self._synced.clear()

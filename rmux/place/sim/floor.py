@@ -29,8 +29,14 @@ class Floor:
     def begin(self, job: JobRun, use: Use, *, now_ms: int) -> None:
         """The phase has all its devices: the plan follows."""
         if use.phase is not Phase.INIT:
-            profile, now_s = job.member.profile, now_ms / 1000
-            self.latest.begin(job.id, use.phase, use.devices, profile=profile, now_s=now_s)
+            self.latest.begin(
+                job.id,
+                use.phase,
+                use.devices,
+                profile=job.member.profile,
+                now_s=now_ms / 1000,
+                max_staleness=job.member.max_staleness,
+            )
 
     def next_on(self, device: DeviceId, job: JobRun, *, now_ms: int) -> Next:
         """What comes there after the job's rollout; its own train may not be late either."""

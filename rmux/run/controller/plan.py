@@ -50,13 +50,21 @@ def ready_by_s(turn: Turn, run: Run, phase: str) -> float:
 
 def note_grant(turn: Turn, run: Run, grant: Grant) -> Run:
     """Remember when a phase has all of its devices; the grant is in `held` already."""
-    if grant.phase == Phase.ROLLOUT:
-        full_s = turn.now_s if _is_full(turn, run, grant) else None
-        return turn.change(run, rolls_full_s=full_s, trained_s=None)
-    if grant.phase == Phase.TRAIN:
-        full_s = turn.now_s if _is_full(turn, run, grant) else None
-        return turn.change(run, trains_full_s=full_s, trained_s=None)
-    return run
+    if grant.phase not in (Phase.ROLLOUT, Phase.TRAIN):
+        return run
+    full_s = None
+    if _is_full(turn, run, grant):
+        full_s = turn.now_s
+        turn.latest.begin(
+            run.job_id,
+            Phase(grant.phase),
+            _pool(run, Phase(grant.phase)),
+            profile=run.view.member.profile,
+            now_s=turn.now_s,
+            max_staleness=run.view.member.max_staleness,
+        )
+    name = "rolls_full_s" if grant.phase == Phase.ROLLOUT else "trains_full_s"
+    return turn.change(run, trained_s=None, **{name: full_s})
 
 
 def note_release(turn: Turn, grant: Grant) -> None:
@@ -85,19 +93,22 @@ def nexts(turn: Turn, node: NodeId) -> tuple[Next, ...]:
 
 
 def _is_full(turn: Turn, run: Run, grant: Grant) -> bool:
-    placement = run.placement or run.view.member.placement
-    pool = placement.rollout if grant.phase == Phase.ROLLOUT else placement.train
     use = (grant.job, grant.attempt, grant.phase, grant.iteration)
     return all(
         (held := turn.held.get(device)) is not None
         and (held.job, held.attempt, held.phase, held.iteration) == use
-        for device in pool
+        for device in _pool(run, Phase(grant.phase))
     )
 
 
+def _pool(run: Run, phase: Phase) -> tuple[DeviceId, ...]:
+    placement = run.placement or run.view.member.placement
+    return placement.rollout if phase is Phase.ROLLOUT else placement.train
+
+
 def _next(turn: Turn, run: Run, device: DeviceId, grant: Grant, *, full_s: float) -> Next:
-    end_s = full_s + run.view.member.profile.rollout.planned_s
     other = _follower(turn, run, device)
+    start_s = _start_s(turn, run, other, full_s=full_s)
     ready_s = None if other is None else _ready_s(turn, other, device)
     return Next(
         device=str(device),
@@ -106,8 +117,19 @@ def _next(turn: Turn, run: Run, device: DeviceId, grant: Grant, *, full_s: float
         job="" if other is None else other.job_id,
         waits=other is not None and _wants(other, device),
         ready_s=ready_s,
-        start_s=max(0.0, end_s - turn.now_s),
+        start_s=max(0.0, start_s - turn.now_s),
     )
+
+
+def _start_s(turn: Turn, run: Run, other: Run | None, *, full_s: float) -> float:
+    """The planned start of what waits for the rollout: the next job's, and its own train. Never
+    before the rollout's own worst case, which is all that is known once the plan was forgotten."""
+    starts_s = [turn.latest.start_s(run.job_id, Phase.TRAIN, _pool(run, Phase.TRAIN))]
+    if other is not None:
+        theirs = _pool(other, Phase.ROLLOUT)
+        starts_s.append(turn.latest.start_s(other.job_id, Phase.ROLLOUT, theirs))
+    first_s = min((at_s for at_s in starts_s if at_s is not None), default=full_s)
+    return max(first_s, full_s + run.view.member.profile.rollout.planned_s)
 
 
 def _follower(turn: Turn, run: Run, device: DeviceId) -> Run | None:

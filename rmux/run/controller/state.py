@@ -12,6 +12,7 @@ from rmux.events import PhaseEvent
 from rmux.group import Member, Placement
 from rmux.ids import GroupId, JobId, NodeId
 from rmux.job import Job, JobState, Reason
+from rmux.place.latest import Latest
 from rmux.place.rotation import Rotation
 from rmux.run.messages import DriverStatus, Grant, Grants, NodeReport
 
@@ -160,6 +161,8 @@ class State:
     runs: Mapping[JobId, Run] = field(default_factory=dict)
     gates: Mapping[NodeId, Gate] = field(default_factory=dict)
     rotation: Rotation | None = None
+    latest: Latest = field(default_factory=Latest)
+    """When the phases that this controller let begin are over at the latest."""
     open_grants: tuple[Grant, ...] = ()
     """Given by an earlier controller and never journaled as released."""
     memory: Mapping[NodeId, tuple[int, float]] = field(default_factory=dict)

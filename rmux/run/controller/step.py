@@ -59,6 +59,7 @@ def _take_stored(turn: Turn, stored_n: int) -> None:
 
 
 def _take_view(turn: Turn, view: GroupView) -> None:
+    planned = _planned(turn)
     turn.set(nodes=view.nodes, desired=view.desired, turns=view.turns)
     wanted = {member.job.id: member for member in view.members}
     for job_id in [job_id for job_id in turn.runs if job_id not in wanted]:
@@ -86,7 +87,14 @@ def _take_view(turn: Turn, view: GroupView) -> None:
     turn.set(had_member=turn.state.had_member or view.had_member or bool(wanted))
     if turn.rotation is not None:
         _turn_members(turn)
+    if _planned(turn) != planned:
+        turn.latest.forget()
     _forget_sources(turn)
+
+
+def _planned(turn: Turn) -> tuple[object, ...]:
+    """What the plan of the group rests on."""
+    return turn.state.turns, {job_id: run.view.member for job_id, run in turn.runs.items()}
 
 
 def _forget_sources(turn: Turn) -> None:

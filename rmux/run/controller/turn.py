@@ -46,6 +46,7 @@ class Turn:
         self.unstored = list(state.unstored)
         self.sent = dict(state.sent)
         self.rotation = state.rotation
+        self.latest = state.latest.copy()
         self.event_n = state.event_n
         self._operations: list[Operation] = []
         self._commands: list[Command] = []
@@ -153,6 +154,7 @@ class Turn:
             unstored=tuple(self.unstored),
             sent=self.sent,
             rotation=self.rotation,
+            latest=self.latest,
             event_n=self.event_n,
             batch_n=self.batch_n if self._operations else self.state.batch_n,
         )

@@ -42,3 +42,31 @@ def test_nobody_is_ahead_of_the_plan_of_other_members(lab):
     latest.begin(a.job_id, Phase.ROLLOUT, a.placement.rollout, profile=a.profile, now_s=0.0)
     latest.forget()
     assert latest.start_s(a.job_id, Phase.ROLLOUT, a.placement.rollout) is None
+
+
+def test_one_step_off_policy_a_rollout_waits_for_the_train_before_the_last(lab):
+    a = lab.member("a", 100, 60, ["r0"], sync_s=5.0)
+    latest = Latest()
+
+    def begin(phase, now_s):
+        devices = a.placement.rollout if phase is Phase.ROLLOUT else a.placement.train
+        return latest.begin(
+            a.job_id, phase, devices, profile=a.profile, now_s=now_s, max_staleness=1
+        )
+
+    begin(Phase.ROLLOUT, 0.0)
+    assert begin(Phase.TRAIN, 100.0) == 160
+    assert latest.start_s(a.job_id, Phase.ROLLOUT, a.placement.rollout) == 100
+    assert begin(Phase.ROLLOUT, 100.0) == 200
+    assert begin(Phase.TRAIN, 200.0) == 260
+    assert latest.start_s(a.job_id, Phase.ROLLOUT, a.placement.rollout) == 200
+    begin(Phase.TRAIN, 260.0)
+    assert latest.start_s(a.job_id, Phase.ROLLOUT, a.placement.rollout) == 265
+
+
+def test_a_copy_goes_its_own_way(lab):
+    a = lab.member("a", 100, 60, ["r0"])
+    first = Latest()
+    second = first.copy()
+    second.begin(a.job_id, Phase.ROLLOUT, a.placement.rollout, profile=a.profile, now_s=0.0)
+    assert first == Latest() != second

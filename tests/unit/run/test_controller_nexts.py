@@ -41,6 +41,7 @@ class Controller:
         self.state = dataclasses.replace(state, limits=limits)
         views = tuple(self.view(samples, job, migrate) for job in ("j-a", "j-b"))
         self.first = GroupView(members=views, nodes=(NodeId("r"), NodeId("t")))
+        self.whole = self.first
         self.say("j-a", "running")
         self.say("j-b", "running")
 
@@ -179,7 +180,56 @@ def test_a_freed_device_goes_to_the_next_job_at_once_while_the_tail_stays(both):
     both.release(ROLL[0])
     both.turn(after_s=0.01)
     assert both.holders() == {"r/0": "j-b", "r/1": "j-b"}
-    assert told(both)["r/1"].start_s == pytest.approx(ROLLOUT_S)
+    ahead_s = ROLLOUT_S - both.now_s
+    assert told(both)["r/1"].start_s == pytest.approx(ahead_s + ROLLOUT_S), "by the worst-case plan"
+
+
+@pytest.fixture
+def ahead(both):
+    """A was over 26 s before it had to be; b rolls out on both devices since then."""
+    both.release(*ROLL)
+    both.want("j-b", "rollout", *ROLL)
+    both.turn()
+    both.say("j-b", "running")
+    both.turn(after_s=1.0)
+    assert told(both)["r/0"].start_s == 2 * ROLLOUT_S - 5.0
+    return both
+
+
+def test_a_phase_that_began_on_time_by_the_plan_has_its_own_length_alone(both):
+    both.release(*ROLL)
+    both.want("j-b", "rollout", *ROLL)
+    both.turn(after_s=ROLLOUT_S)
+    both.turn(after_s=1.0)
+    assert told(both)["r/0"].start_s == ROLLOUT_S - 1.0
+
+
+@pytest.mark.parametrize("change", ["order", "members"])
+def test_nobody_is_ahead_of_the_plan_of_another_group(ahead, change):
+    if change == "order":
+        ahead.first = dataclasses.replace(ahead.whole, turns=("j-b", "j-a"))
+    else:
+        view = ahead.whole.members[0]
+        view = dataclasses.replace(view, member=dataclasses.replace(view.member, slo=3.0))
+        members = (view, *ahead.whole.members[1:])
+        ahead.first = dataclasses.replace(ahead.whole, members=members)
+    ahead.turn(after_s=1.0)
+    assert told(ahead)["r/0"].start_s == ROLLOUT_S - 2.0
+
+
+def test_the_same_view_again_changes_nothing_of_the_plan(ahead):
+    ahead.first = ahead.whole
+    ahead.turn(after_s=1.0)
+    assert told(ahead)["r/0"].start_s == 2 * ROLLOUT_S - 6.0
+
+
+def test_a_turn_leaves_the_plan_of_the_state_before_as_it_was(both):
+    before = both.state
+    kept = before.latest.copy()
+    both.release(*ROLL)
+    both.want("j-b", "rollout", *ROLL)
+    both.turn(after_s=1.0)
+    assert before.latest == kept != both.state.latest
 
 
 def test_a_rollout_that_ended_without_a_device_leaves_it_to_others_and_is_not_late(both):

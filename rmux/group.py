@@ -68,8 +68,8 @@ class Member:
     def solo_s(self) -> float:
         """Planned seconds per iteration alone, on as many train devices as it asked for.
 
-        One step off-policy, the next rollout runs beside this train: two iterations then overlap,
-        so a loop of rollout, train and sync gives two per turn, and each device gives one per use.
+        One step off-policy the longer of a rollout, and of a train with its sync and checkpoint:
+        see `one_ahead_s`.
         """
         return self.asked_solo_s or solo_s(self.profile, max_staleness=self.max_staleness)
 
@@ -175,7 +175,21 @@ def solo_s(profile: JobProfile, *, max_staleness: int = 0) -> float:
     """Planned seconds per iteration of a job alone: see `Member.solo_s`."""
     if not max_staleness:
         return profile.solo_s
-    return max(profile.rollout.planned_s, profile.train.planned_s, profile.solo_s / 2)
+    return one_ahead_s(
+        rollout_s=profile.rollout.planned_s,
+        train_s=profile.train.planned_s,
+        off_device_s=profile.off_device_s,
+    )
+
+
+def one_ahead_s(*, rollout_s: float, train_s: float, off_device_s: float) -> float:
+    """Seconds per iteration alone, one step off-policy.
+
+    The next rollout runs beside a train and what follows it off the devices, its sync and
+    checkpoint. These two take turns in the job's main thread, so the next train waits for both.
+    That two iterations take a whole loop is no further bound: a mean is below the larger.
+    """
+    return max(rollout_s, train_s + off_device_s)
 
 
 def fitted_profile(profile: JobProfile, *, asked: int, train: tuple[DeviceId, ...]) -> JobProfile:

@@ -3,9 +3,10 @@
 An order is a round of turns; a job with k iterations a round has k of them. Every turn makes two
 events, the start of its rollout and of its train. An arc says that an event comes at least so many
 seconds after another, of the same round or of one some rounds (tokens) before: the rollout before
-its train; a train, with its sync, before the rollout that samples under its weights; and on each
-device one turn before the next. The system then repeats every max(seconds / tokens) over all
-circuits: max-plus algebra, Baccelli et al., Synchronization and Linearity, ch. 2 and 3.
+its train; a train, with its sync, before the rollout that samples under its weights and before the
+job's own next train; and on each device one turn before the next. The system then repeats every
+max(seconds / tokens) over all circuits: max-plus algebra, Baccelli et al., Synchronization and
+Linearity, ch. 2 and 3.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class EventGraph:
             for nth, place in enumerate(places, start=ahead):
                 tokens, there = divmod(nth, len(places))
                 arcs.append((2 * place + 1, 2 * places[there], busy_s, tokens))
+            if ahead > 1:  # else its next train comes after the rollout that waits for this one
+                for nth, place in enumerate(places, start=1):
+                    tokens, there = divmod(nth, len(places))
+                    arcs.append((2 * place + 1, 2 * places[there] + 1, busy_s, tokens))
         for shift, rings, seconds in (
             (0, self.rollout_rings, self.rollout_s),
             (1, self.train_rings, self.train_s),

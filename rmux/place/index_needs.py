@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmux.estimate import JobProfile
-from rmux.group import Member
+from rmux.group import Member, one_ahead_s
 
 
 class Needs:
@@ -53,18 +53,18 @@ class Needs:
         both = (rollout.expected_s, train.expected_s)
         self.expected_s = max(both) if self.stale else sum(both)
         """From one sync to the next, at least."""
-        turns = 2 if self.stale else 1
-        self.longest_sync_s = (
-            turns * max_repeats * self.cap_s - self.rollout_s - self.train_s - self.checkpoint_s
-        )
+        self.longest_sync_s = max_repeats * self.cap_s - self.train_s - self.checkpoint_s
+        if not self.stale:
+            self.longest_sync_s -= self.rollout_s
         """A longer one breaks its promise even alone."""
         self.rollout_bytes = profile.rollout_resident_bytes
         self.train_bytes = profile.train_resident_bytes
         self.peak_bytes = profile.switch_peak_bytes
 
     def loop_s(self, off_s: float) -> float:
-        loop_s = self.rollout_s + self.train_s + off_s
-        return max(self.rollout_s, self.train_s, loop_s / 2) if self.stale else loop_s
+        if self.stale:
+            return one_ahead_s(rollout_s=self.rollout_s, train_s=self.train_s, off_device_s=off_s)
+        return self.rollout_s + self.train_s + off_s
 
     @staticmethod
     def of(member: Member) -> Needs:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from rmux.cluster import DeviceId
 from rmux.estimate import JobProfile
-from rmux.group import Member
+from rmux.group import Member, one_ahead_s, solo_s
 from rmux.ids import JobId, NodeId
 from rmux.job import JobSpec
 from rmux.place.period import CLOSE, Loop, best_round
@@ -54,7 +54,9 @@ class Item:
         train_s = self.train_s * stretch
         loop_s = self.rollout_s + train_s + self.off_device_s
         if self.max_staleness:
-            loop_s = max(self.rollout_s, train_s, loop_s / 2)
+            loop_s = one_ahead_s(
+                rollout_s=self.rollout_s, train_s=train_s, off_device_s=self.off_device_s
+            )
         return replace(
             self,
             train_s=train_s,
@@ -66,17 +68,14 @@ class Item:
     @staticmethod
     def of(job_id: JobId, spec: JobSpec, profile: JobProfile) -> Item:
         """Of a job whose devices are whole nodes, as those of a replay are."""
-        rollout_s, train_s = profile.rollout.planned_s, profile.train.planned_s
-        solo_s = profile.solo_s
-        if spec.max_staleness:
-            solo_s = max(rollout_s, train_s, solo_s / 2)
+        alone_s = solo_s(profile, max_staleness=spec.max_staleness)
         return Item(
             job_id=job_id,
-            rollout_s=rollout_s,
-            train_s=train_s,
+            rollout_s=profile.rollout.planned_s,
+            train_s=profile.train.planned_s,
             off_device_s=profile.off_device_s,
-            solo_s=solo_s,
-            cap_s=spec.slo * solo_s,
+            solo_s=alone_s,
+            cap_s=spec.slo * alone_s,
             rollout_nodes=spec.rollout.devices,
             train_nodes=spec.train.devices,
             rollout_bytes=profile.rollout_resident_bytes + profile.switch_peak_bytes,

@@ -2,20 +2,22 @@
 
 In a strict cyclic order every member runs once per round, or k times where its spec allows it. With
 rollout r, train t (both with the switch) and s off the devices, a job alone needs r+t+s, or
-max(r, t, (r+t+s)/2) one step off-policy, and a device needs the sum of what it runs. The largest of
-these terms is a lower bound in any order. It is exact, in every order of one turn each, where
+max(r, t+s) one step off-policy, and a device needs the sum of what it runs. The largest of these
+terms is a lower bound in any order. It is exact, in every order of one turn each, where
 
 * rollout device sets are pairwise equal or disjoint, and the train devices are the same for all;
 * there is room for s: on a circle of that length the trains, each with a gap after it, fit, where
-  the gap of a job that shares its rollout devices is what s plus their load exceed the circle by
-  (two circles one step off-policy).
+  the gap of an on-policy job that shares its rollout devices is what s plus their load exceed the
+  circle by.
 
 Proof: lay the trains on the circle in order, with their gaps. The rollout starts then obey bounds
 on differences, and the only contradiction there could be is that a train, its s and the rollouts
 from that job to another one of the same devices take longer than a circle and the time between the
-two trains; the gap excludes it. Elsewhere the term is only a lower bound: sets that overlap in
-part, full devices and much sync (1+1, 2+2 and 1+1+2 s on one pair take 4.5 s, not 4), several turns
-a round. There the period is that of the event graph, of the given cyclic order or of the best one.
+two trains; the gap excludes it. One step off-policy two circles are there for these, and neither
+t+s nor the load exceeds one; that t+s is over before the job's next train binds the circle alone.
+Elsewhere the term is only a lower bound: sets that overlap in part, full devices and much sync
+(1+1, 2+2 and 1+1+2 s on one pair take 4.5 s, not 4), several turns a round. There the period is
+that of the event graph, of the given cyclic order or of the best one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from operator import attrgetter
 
 from rmux.cluster import DeviceId
 from rmux.errors import InternalError, NotFoundError
-from rmux.group import Member
+from rmux.group import Member, one_ahead_s
 from rmux.ids import JobId
 from rmux.place.event_graph import (
     CLOSE,
@@ -95,18 +97,18 @@ class Loop:
     rollout: frozenset[DeviceId]
     train: frozenset[DeviceId]
     max_staleness: int = 0
-    """0: a rollout samples under the newest weights; 1: it may run beside the train before it."""
+    """0: a rollout samples under the newest weights; 1: beside the train and sync before it."""
     max_repeats: int = 1
     """Most iterations in one round."""
 
     @property
     def solo_s(self) -> float:
-        """Seconds per iteration alone: each device is held once, the loop passed once per weights
-        it waits for."""
-        whole_s = self.rollout_s + self.train_s + self.off_device_s
-        if not self.max_staleness:
-            return whole_s
-        return max(self.rollout_s, self.train_s, whole_s / (1 + self.max_staleness))
+        """Seconds per iteration alone."""
+        if self.max_staleness:
+            return one_ahead_s(
+                rollout_s=self.rollout_s, train_s=self.train_s, off_device_s=self.off_device_s
+            )
+        return self.rollout_s + self.train_s + self.off_device_s
 
 
 def loop_of(member: Member) -> Loop:
@@ -254,9 +256,8 @@ class _Terms:
         circle_s = self.bound.period_s
         gaps_s = 0.0
         for loop in self.loops:
-            if loop.off_device_s > 0:
-                excess_s = loop.off_device_s + self.rollout[loop.rollout]
-                excess_s -= (1 + loop.max_staleness) * circle_s
+            if loop.off_device_s > 0 and not loop.max_staleness:
+                excess_s = loop.off_device_s + self.rollout[loop.rollout] - circle_s
                 if excess_s > 0 and self._is_shared(loop):
                     gaps_s += excess_s
         return sum(self.train.values()) + gaps_s <= circle_s * CLOSE

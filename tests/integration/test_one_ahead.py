@@ -41,15 +41,18 @@ def instants(group, kind, job, phase):
 
 
 def test_a_pair_with_an_on_policy_job_keeps_the_period_that_was_planned(group):
-    """The pair takes 0.3 s a round, which is its loads: alone on-policy the first would take 0.4 s.
-    So its next rollout has to begin before its train is over, in every round but where the host
-    was busy; on-policy it never does."""
+    """The pair takes 0.35 s a round, the first job's train and sync: alone on-policy it would take
+    0.55 s. So its next rollout has to begin before its train is over, in every round but where the
+    host was busy; on-policy it never does. No round can be shorter than planned."""
     group.add_nodes()
-    ahead = group.add_job("a", rollout_s=0.2, train_s=0.2, iterations=20, max_staleness=1)
+    ahead = group.add_job(
+        "a", rollout_s=0.2, train_s=0.2, sync_s=0.15, iterations=20, max_staleness=1
+    )
     plain = group.add_job("b", rollout_s=0.1, train_s=0.1, iterations=20)
     with group.store.read() as conn:
         found = groups.get(conn, live_group.GROUP)
-    assert period(found.members).period_s == pytest.approx(0.3, abs=0.011)
+    planned_s = period(found.members).period_s
+    assert planned_s == pytest.approx(0.35)
     assert group.up().wait(60) == 0, group.logs()
     assert group.states() == {ahead: JobState.SUCCEEDED, plain: JobState.SUCCEEDED}
     assert check(group.events()) == []
@@ -57,6 +60,10 @@ def test_a_pair_with_an_on_policy_job_keeps_the_period_that_was_planned(group):
     trains = instants(group, EventType.PHASE_END, ahead, Phase.TRAIN)
     beside = [n for n in range(19) if rollouts[n + 1] < trains[n]]
     assert len(beside) > 19 // 2
+    begun = instants(group, EventType.PHASE_START, ahead, Phase.TRAIN)
+    synced = instants(group, EventType.PHASE_END, ahead, Phase.SYNC)
+    assert all(synced[n] <= begun[n + 1] for n in range(19))
+    assert (begun[19] - begun[0]) / 19 > planned_s * 0.999
     # Once both are up they take turns.
     granted = [e.job_id[-1] for e in group.events(EventType.GRANT) if e.phase is Phase.TRAIN]
     turns = "".join(granted)

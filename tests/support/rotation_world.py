@@ -81,7 +81,7 @@ class SimJob:
     def wants(self) -> tuple[Wanted, ...]:
         found = ()
         place = self.member.placement
-        if self.trained < self.rolled:
+        if self.finished == self.trained < self.rolled:
             found += self._want(Phase.TRAIN, self.trained, place.train)
         if self.rolled - self.finished <= self.member.max_staleness:
             found += self._want(Phase.ROLLOUT, self.rolled, place.rollout)

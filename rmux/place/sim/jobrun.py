@@ -114,13 +114,19 @@ class JobRun:
             left = [d for kind in sorted(self.to_init) for d in self._left(Phase.INIT, kind)]
             return self._wanted(Phase.INIT, self.finished, left)
         found: tuple[Wanted, ...] = ()
-        if self.trained < self.rolled:
+        if self.may_train:
             left = self._left(Phase.TRAIN, PoolKind.TRAIN)
             found += self._wanted(Phase.TRAIN, self.trained, left)
         if self.may_roll:
             left = self._left(Phase.ROLLOUT, PoolKind.ROLLOUT)
             found += self._wanted(Phase.ROLLOUT, self.rolled, left)
         return found
+
+    @property
+    def may_train(self) -> bool:
+        """The sync and the checkpoint of the iteration before are over, as both run in the main
+        thread of a driver."""
+        return self.finished == self.trained < self.rolled
 
     @property
     def may_roll(self) -> bool:

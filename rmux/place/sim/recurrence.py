@@ -25,7 +25,7 @@ iteration of a member."""
 
 
 class _Loop:
-    __slots__ = ("away_ms", "count", "ends_ms", "limit", "member", "rollout", "stale", "train")
+    __slots__ = ("away_ms", "count", "ends_ms", "limit", "member", "rollout", "train")
 
     def __init__(self, member: Member, *, ready_ms: int, count: int, limit: int | None) -> None:
         self.member, self.count, self.limit = member, count, limit
@@ -34,9 +34,8 @@ class _Loop:
         self.train: list[int] = []
         self.away_ms = ready_ms
         """Until then its turns are skipped."""
-        self.stale = member.max_staleness
-        self.ends_ms = [ready_ms] * (1 + self.stale)
-        """Of the newest iterations; the first of them gates the next rollout."""
+        self.ends_ms = [ready_ms] * (1 + member.max_staleness)
+        """Of the newest iterations; the first gates the next rollout, the last the next train."""
 
 
 class Recurrence:
@@ -137,6 +136,8 @@ class Recurrence:
         rolled = training = begun + rollout
         for one in loop.rollout:
             free_ms[one] = rolled
+        if loop.ends_ms[-1] > training:  # one step off-policy
+            training = loop.ends_ms[-1]
         for one in loop.train:
             if free_ms[one] > training:
                 training = free_ms[one]
@@ -144,11 +145,7 @@ class Recurrence:
         for one in loop.train:
             free_ms[one] = trained
         end = trained + off
-        if loop.stale:
-            end = max(end, loop.ends_ms[-1])  # finished in order
-            loop.ends_ms = [*loop.ends_ms[1:], end]
-        else:
-            loop.ends_ms[0] = end
+        loop.ends_ms = [*loop.ends_ms[1:], end]
         loop.count += 1
         loop.away_ms = 0
         return Iteration(begun, rolled, training, trained, end)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rmux.group import one_ahead_s
 from rmux.place.sim.jobs import SimJob
 from rmux.place.sim.world import World
 
@@ -49,7 +50,9 @@ def disaggregated(job: SimJob, world: World, *, rollout: int = 1, train: int = 1
     train_s = profile.train.worst_s / train + profile.train.switch_s
     iteration_s = rollout_s + train_s + profile.off_device_s
     if job.spec.max_staleness:
-        iteration_s = max(rollout_s, train_s, iteration_s / 2)
+        iteration_s = one_ahead_s(
+            rollout_s=rollout_s, train_s=train_s, off_device_s=profile.off_device_s
+        )
     rollout_nodes, train_nodes = rollout * job.spec.rollout.devices, train * job.spec.train.devices
     return Bundle(
         name=f"{rollout}:{train}",

@@ -84,6 +84,9 @@ def test_a_job_one_step_off_policy_overlaps_its_own_phases(ask):
     job = {"name": "A", "rollout_s": 100, "train_s": 60, "sync_s": 20, "nodes": [0]}
     assert ask({"jobs": [job]})[1]["period_s"] == 180
     assert ask({"jobs": [{**job, "max_staleness": 1}]})[1]["period_s"] == 100
+    # Its sync and the train after it take turns.
+    long = {**job, "train_s": 90, "max_staleness": 1}
+    assert ask({"jobs": [long]})[1]["period_s"] == 110
 
 
 def test_people_read_a_table(run, tmp_path):

@@ -61,6 +61,8 @@ def simulated_period_s(turns: Sequence[Loop]) -> float:
                 ("rollout", one.rollout, one.rollout_s),
                 ("train", one.train, one.train_s),
             ):
+                if pool == "train" and weights:
+                    begin = max(begin, weights[-1])
                 begin = max([begin, *(free.get((pool, device), 0.0) for device in devices)])
                 begin += seconds
                 free.update({(pool, device): begin for device in devices})
@@ -156,8 +158,10 @@ def test_a_group_is_saturated_from_where_its_load_equals_its_cycle():
 def test_one_step_off_policy_a_job_alone_overlaps_its_own_phases():
     for times_s, expected_s in (
         ((100, 60, 20), 100),  # its rollout binds
-        ((60, 100, 20), 100),  # its train
-        ((60, 60, 100), 110),  # two iterations per turn of the loop
+        ((60, 100, 0), 100),  # its train
+        ((60, 100, 20), 120),  # its train and sync, which take turns
+        ((120, 60, 60), 120),
+        ((60, 60, 100), 160),
     ):
         rollout_s, train_s, off_s = times_s
         one = loop("a", rollout_s, train_s, [0], off_s, max_staleness=1)
@@ -170,7 +174,7 @@ def test_a_loop_is_what_its_member_plans_with(lab):
     member = replace(lab.member("a", 60, 60, sync_s=70.0, checkpoint_s=30.0), max_staleness=1)
     found = loop_of(replace(member, max_repeats=3))
     assert (found.off_device_s, found.max_staleness, found.max_repeats) == (100, 1, 3)
-    assert found.solo_s == member.solo_s == 110
+    assert found.solo_s == member.solo_s == 160
 
 
 def test_off_policy_jobs_need_no_idle_time_for_each_other():

@@ -34,6 +34,11 @@ class Circle:
                 self.rollouts[places[there]] + later * length
                 >= self.trains[index] + int(one.train_s + one.off_device_s)
             )
+            later, there = divmod(places.index(index) + 1, len(places))
+            self.model.add(
+                self.trains[places[there]] + later * length
+                >= self.trains[index] + int(one.train_s + one.off_device_s)
+            )
 
     def _start(self, rounds: int) -> cp_model.IntVar:
         return self.model.new_int_var(0, rounds * self.length, "")

@@ -49,7 +49,7 @@ def ends(jobs: Sequence[Job], order: Sequence[int], durations: Iterable[Seconds]
         end += rollout
         for node in job.nodes:
             node_free[node] = end
-        train_free = max(end, train_free) + train
+        train_free = max(end, train_free, synced[index][-1]) + train
         synced[index].append(train_free + off)
         found.append(train_free + off)
     return found

@@ -149,3 +149,13 @@ def test_where_a_move_costs_much_time_only_devices_without_a_response_are_freed(
     assert sum(times.freed_device_s for times in dear.jobs.values()) > 0
     for times in dear.jobs.values():
         assert all(one.rolled_ms - one.rollout_ms < 1_000_000 for one in times.iterations)
+
+
+def test_a_tail_that_is_under_way_when_another_member_leaves_goes_on_alone(lab):
+    group = two_jobs(lab)
+    drawn = batches(group, "27b-math500")
+    durations = PerJob(Fixed(), drawn)
+    found = simulate(group, durations, migration=Migration(batches=drawn), leave=True, iterations=6)
+    assert [len(found.jobs[job].iterations) for job in (A, B)] == [6, 6]
+    last = {job: times.iterations[-1] for job, times in found.jobs.items()}
+    assert last[B].rollout_ms < last[A].end_ms < last[B].rolled_ms, "b rolls out when a leaves"

@@ -19,7 +19,7 @@ from rmux.run.messages import Grant
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,12 @@ from rmux.run.nexts import Next
 OFF, GAIN = "off", "gain"
 _SPARE = 0.9
 """Of the time to a planned start that a worst case may fill: speeds are means."""
-_AGAIN_S = 1.0
+_AGAIN_S = 0.25
 """A question is asked again after so long at most, whatever changed."""
+_SOON_S = 0.1
+"""A job that wants a device by then is there when it is parked."""
 _COST = 20.0
-"""An answer that took so long is not asked for again before so many times that."""
+"""An answer that took so much of a core is not asked for again before so many times that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class TailWatch:
     def begin(self) -> None:
         """A rollout begins."""
         self._pace.restart()
-        self._began_s = self._now_s()
+        self._began_s = self._looked_s = self._now_s()
         self._given = 0
         self._streams = 1
         self._last: tuple[int, tuple[InFlight, ...]] = (0, ())
@@ -90,13 +92,13 @@ class TailWatch:
             return None
         if not any(one.job for one in known):
             return None
-        news = (len(flights), tuple((one.device, one.job, one.waits) for one in known))
+        news = (len(flights), tuple((one.device, one.job, _is_ready(one)) for one in known))
         if now_s < self._not_before_s or (news == self._asked and now_s < self._not_after_s):
             return None
         self._asked, self._not_after_s = news, now_s + _AGAIN_S
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         move = self._ask(flights, known, speed, now_s=now_s)
-        self._not_before_s = now_s + _COST * (time.perf_counter() - begun_s)
+        self._not_before_s = now_s + _COST * (time.thread_time() - begun_s)
         return move
 
     def check(self, move: Move, flights: Sequence[InFlight]) -> None:
@@ -113,9 +115,7 @@ class TailWatch:
 
     def note_moved(self, move: Move, *, seconds: float) -> None:
         self._given += len(move.decision.freed)
-        if move.homes:
-            self._pace.note_move(seconds)
-        self._pace.restart()
+        self._pace.note_move(self._last[1], move.homes, asked_s=self._looked_s, seconds=seconds)
 
     def _note(self, flights: tuple[InFlight, ...], *, now_s: float) -> None:
         finished = self._fleet().finished_lengths()
@@ -124,7 +124,7 @@ class TailWatch:
             self._streams += 1
             self._lengths.add((), running=[one.tokens for one in self._last[1]])
             self._pace.restart()
-        self._last = (len(finished), flights)
+        self._last, self._looked_s = (len(finished), flights), now_s
         self._pace.take(flights, now_s=now_s)
 
     def _ask(
@@ -132,7 +132,11 @@ class TailWatch:
     ) -> Move | None:
         finished = self._fleet().finished_lengths()
         history = self._lengths.survival(finished, [one.tokens for one in flights])
-        ready = [one.ready_s for one in nexts if one.job and one.ready_s is not None]
+        ready = [
+            0.0 if _is_ready(one) else one.ready_s
+            for one in nexts
+            if one.job and one.ready_s is not None
+        ]
         rollout = Rollout(
             total=len(flights) + len(finished),
             unfinished=tuple(
@@ -175,6 +179,10 @@ class TailWatch:
         waves = math.ceil(rollout.num_samples / rollout.max_num_seqs)
         together = min(rollout.num_samples, rollout.max_num_seqs)
         return left * waves * rollout.max_tokens * speed.of(together)
+
+
+def _is_ready(one: Next) -> bool:
+    return one.waits or (one.ready_s is not None and one.ready_s <= _SOON_S)
 
 
 def trigger_of(text: str) -> float | None:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rmux.cluster import DeviceId
@@ -19,10 +20,12 @@ _log = logging.getLogger(__name__)
 _KEPT = 4096
 _FADE = 0.99
 """What an observation still counts after the next one."""
-_PREFILL = 0.02
+_PREFILL = 0.005
 """Time to prefill a token ÷ time of a decoding step, until moves have been timed."""
-_MOVE_S = 0.2
+_MOVE_S = 0.05
 """Of a move besides, until one has been timed."""
+_RESUMED_TOKENS = 4
+"""A moved response that has so many more goes on: what it took until then is known."""
 
 
 class Lengths:
@@ -73,6 +76,17 @@ class Lengths:
         return not one.at_limit or one.tokens >= self._limit_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resuming:
+    """What moved to one device and is prefilled there."""
+
+    from_s: float
+    tokens: Mapping[int, int]
+    """Of each response, by its key."""
+    prefills: int
+    """Tokens, with the prompts'."""
+
+
 class Pace:
     """Seconds per token of each response, by how many decode together on a device."""
 
@@ -80,31 +94,56 @@ class Pace:
         self._seen: dict[DeviceId, tuple[float, dict[int, int]]] = {}
         self._by_width: dict[int, tuple[float, float]] = {}
         """Responses that decoded together -> (seconds, steps)."""
-        self._move_s = _MOVE_S
+        self._move_s, self._prefill = _MOVE_S, _PREFILL
+        self._resuming: dict[DeviceId, _Resuming] = {}
 
     def restart(self) -> None:
         """What ran before is over, or runs elsewhere from now on."""
         self._seen.clear()
+        self._resuming.clear()
 
     def take(self, flights: Iterable[InFlight], *, now_s: float) -> None:
         """Look at all unfinished responses again; those that only wait gain nothing."""
         on: dict[DeviceId, dict[int, int]] = {}
         for one in flights:
             on.setdefault(one.device, {})[one.key] = one.tokens
+        self._note_resumed(on, now_s=now_s)
         for device, now in on.items():
             before_s, before = self._seen.get(device, (now_s, {}))
             gains = [tokens - before.get(key, tokens) for key, tokens in now.items()]
             steps = max(gains, default=0)
-            if before and steps <= 0:
-                continue  # nothing was flushed since
+            if device in self._resuming or (before and steps <= 0):
+                continue  # nothing was flushed since, or it prefills
             self._seen[device] = (now_s, now)
             if steps > 0:
                 self._note(sum(gain > 0 for gain in gains), now_s - before_s, steps)
         for device in self._seen.keys() - on.keys():
             del self._seen[device]
 
-    def note_move(self, seconds: float) -> None:
+    def note_move(
+        self,
+        flights: Iterable[InFlight],
+        homes: Mapping[int, DeviceId],
+        *,
+        asked_s: float,
+        seconds: float,
+    ) -> None:
+        """Of `flights`, as they were at `asked_s`, some go on at `homes`; the move took `seconds`.
+        What their prefill takes shows when they have got further."""
+        self.restart()
+        if not homes:
+            return
         self._move_s = (self._move_s + seconds) / 2
+        to: dict[DeviceId, list[InFlight]] = {}
+        for one in flights:
+            if one.key in homes:
+                to.setdefault(homes[one.key], []).append(one)
+        for device, moved in to.items():
+            self._resuming[device] = _Resuming(
+                from_s=asked_s + seconds,
+                tokens={one.key: one.tokens for one in moved},
+                prefills=sum(one.prompt_tokens + one.tokens for one in moved),
+            )
 
     def speed(self) -> Speed | None:
         """Least squares over the widths seen; None while nothing was."""
@@ -115,9 +154,22 @@ class Pace:
         return Speed(
             step_s=step_s,
             per_seq_s=per_seq_s,
-            prefill_s_per_token=_PREFILL * (step_s + per_seq_s),
+            prefill_s_per_token=self._prefill * (step_s + per_seq_s),
             move_s=self._move_s,
         )
+
+    def _note_resumed(self, on: Mapping[DeviceId, Mapping[int, int]], *, now_s: float) -> None:
+        speed = self.speed()
+        for device, moved in list(self._resuming.items()):
+            here = on.get(device, {})
+            gains = [here[key] - tokens for key, tokens in moved.tokens.items() if key in here]
+            if not gains or speed is None:
+                del self._resuming[device]  # all of them ended before anybody looked
+            elif max(gains) >= _RESUMED_TOKENS:
+                del self._resuming[device]
+                paused_s = now_s - moved.from_s - max(gains) * speed.of(len(here))
+                rate = max(0.0, paused_s) / max(1, moved.prefills)
+                self._prefill = (self._prefill + rate / speed.of(1)) / 2
 
     def _note(self, width: int, seconds: float, steps: int) -> None:
         faded = {w: (s * _FADE, n * _FADE) for w, (s, n) in self._by_width.items() if n > 0.5}

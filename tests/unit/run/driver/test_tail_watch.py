@@ -113,6 +113,14 @@ def test_no_request_goes_to_a_device_of_another_numerics_class(watching):
     assert numerics(watch.config, D0) != numerics(watch.config, D1)
 
 
+def test_the_tail_moves_when_the_next_job_is_about_to_come_and_not_before(watching):
+    told = {device: following(device, ready_s=2.0) for device in ("r/0", "r/1")}
+    watch = watching(nexts=told)
+    assert run_tail(watch, seconds=1.0) is None
+    told |= {device: following(device, ready_s=0.09) for device in told}
+    assert run_tail(watch, seconds=0.1) is not None
+
+
 def test_nothing_moves_where_the_worst_case_would_pass_the_planned_start(watching):
     late = {device: following(device, ready_s=0.0, start_s=6.0) for device in ("r/0", "r/1")}
     assert run_tail(watching(nexts=late)) is None, "1000 tokens take 10 s"
@@ -174,6 +182,49 @@ def test_pace_counts_neither_those_that_wait_nor_what_happened_before_a_move():
     pace.take([flight(1, tokens=50)], now_s=100.0)
     pace.take([flight(1, tokens=100)], now_s=101.0)
     assert pace.speed().of(1) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.05])
+def test_what_a_prefill_takes_is_learned_from_how_late_moved_responses_go_on(ratio):
+    """Two of 500 tokens move onto the device of two others: 4 prompt tokens each."""
+    pace, now_s, step_s = Pace(), 0.0, 0.01
+    for _ in range(12):
+        flights = [flight(key, D0 if key < 2 else D1, tokens=500) for key in range(4)]
+        pace.take(flights, now_s=now_s)
+        now_s += 1.0
+        grown = [dataclasses.replace(one, tokens=600) for one in flights]
+        pace.take(grown, now_s=now_s)
+        pace.note_move(grown, {2: D0, 3: D0}, asked_s=now_s, seconds=0.5)
+        pause_s = 0.5 + 2 * 604 * ratio * step_s
+        for after_s in (0.2, pause_s + 10 * step_s):
+            tokens = 600 + (10 if after_s > pause_s else 0)
+            here = [flight(key, D0, tokens=tokens) for key in range(4)]
+            pace.take(here, now_s=now_s + after_s)
+        now_s += 100.0
+        pace.restart()
+    assert pace.speed().step_s == pytest.approx(step_s)
+    assert pace.speed().prefill_s_per_token == pytest.approx(ratio * step_s, rel=0.05)
+    assert pace.speed().move_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_move_whose_responses_end_unseen_teaches_nothing_of_prefills():
+    pace = Pace()
+    pace.take([flight(1, D0, 0), flight(2, D1, 0)], now_s=0.0)
+    pace.take([flight(1, D0, 100), flight(2, D1, 100)], now_s=1.0)
+    before = pace.speed()
+    pace.note_move([flight(2, D1, 100)], {2: D0}, asked_s=1.0, seconds=before.move_s)
+    pace.take([flight(1, D0, 200)], now_s=50.0)
+    pace.take([flight(1, D0, 300)], now_s=51.0)
+    assert pace.speed() == before
+
+
+def test_a_move_of_no_response_is_no_sample_of_what_moves_take():
+    pace = Pace()
+    pace.take([flight(1, tokens=0)], now_s=0.0)
+    pace.take([flight(1, tokens=100)], now_s=1.0)
+    before = pace.speed()
+    pace.note_move([flight(1, tokens=100)], {}, asked_s=1.0, seconds=9.0)
+    assert pace.speed() == before
 
 
 def test_lengths_survive_a_restart_and_stopped_ones_count_as_at_least_so_long(tmp_path):

@@ -109,12 +109,14 @@ def make_config(tiny_model: Path) -> Iterator[Callable[..., DriverConfig]]:
     cores = sorted(os.sched_getaffinity(0))
     folders: list[Path] = []
 
-    def make(*, rollout_devices: int = 1, **rollout: Any) -> DriverConfig:
+    def make(
+        *, rollout_devices: int = 1, model: Path | None = None, **rollout: Any
+    ) -> DriverConfig:
         folder = Path(tempfile.mkdtemp(prefix="rmux-", dir="/tmp"))
         folders.append(folder)
         spec = JobSpec(
             name="tiny",
-            model_path=str(tiny_model),
+            model_path=str(model or tiny_model),
             rollout=RolloutSpec(
                 **{
                     "devices": rollout_devices,

@@ -14,6 +14,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
+_PROBE = "probe"
 _PROBE_TOKENS = 9
 _PROBE_CUT = 3
 """Not where the engine hands tokens out, so that some are held back at the cut."""
@@ -31,10 +32,21 @@ class GeneratorStates:
 
     def works(self, stops: Sequence[int]) -> bool:
         """Whether a seeded request that is stopped and goes on as prompt and tokens so far samples
-        what it would have sampled: tried, in about 20 steps, on an idle engine."""
+        what it would have sampled: tried, in about 20 steps, on an idle engine.
+
+        What the engine raises at a request of which nothing private is wanted is raised: no other
+        request would fare better.
+        """
+        try:
+            whole = self._sample([1, 1], _PROBE_TOKENS, stops)[0]
+            return self._carries(whole, stops)
+        finally:
+            self._given.clear()
+            self._clear()
+
+    def _carries(self, whole: list[int], stops: Sequence[int]) -> bool:
         try:
             self._hook()
-            whole = self._sample([1, 1], _PROBE_TOKENS, stops)[0]
             head, state = self._sample([1, 1], _PROBE_TOKENS, stops, cut=_PROBE_CUT)
             rest = len(whole) - len(head)
             tail = self._sample([1, 1, *head], rest, stops, state=state)[0]
@@ -42,14 +54,20 @@ class GeneratorStates:
         except Exception as error:  # noqa: BLE001 - whatever a private interface may raise
             _log.warning("random numbers cannot be carried between engines: %r", error)
             return False
-        finally:
-            self._given.clear()
-            self._engine.reset_prefix_cache()
         # That it matters shows that the test can fail.
         works = len(head) >= _PROBE_CUT and head + tail == whole != head + unmoved
         if not works:
             _log.warning("random numbers cannot be carried between engines: other tokens came")
         return works
+
+    def _clear(self) -> None:
+        """Leave no request behind, which would keep its part of the cache. Errors are told only:
+        what came before them is the cause."""
+        try:
+            self._engine.abort_request([_PROBE])
+            self._engine.reset_prefix_cache()
+        except Exception as error:  # noqa: BLE001 - an engine that failed already
+            _log.warning("a probe could not be taken back: %r", error)
 
     def give(self, internal: str, state: bytes) -> None:
         """The request's random numbers go on from `state` once the runner admits it."""
@@ -117,7 +135,7 @@ class GeneratorStates:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        internal = self._engine.add_request("probe", {"prompt_token_ids": prompt}, params)
+        internal = self._engine.add_request(_PROBE, {"prompt_token_ids": prompt}, params)
         if state is not None:
             self.give(internal, state)
         tokens: list[int] = []
@@ -128,7 +146,7 @@ class GeneratorStates:
                 held, _ = self.held_back(internal)
                 if len(tokens) + len(held) >= cut:
                     found = self.take(internal)
-                    self._engine.abort_request(["probe"])
+                    self._engine.abort_request([_PROBE])
                     return [*tokens, *held], found
         return tokens, None
 

@@ -17,6 +17,10 @@ def check(spec: JobSpec, *, hardware: str) -> None:
     engines needs none of rmux's.
     """
     if spec.engine is Engine.EMULATED:
+        if spec.emulated.lengths:
+            from rmux.run.workers.emulated_fleet import read_lengths
+
+            read_lengths(spec.emulated.lengths)
         return
     if spec.model_path:
         from rmux.profile.footprint import load_shape
@@ -36,9 +40,24 @@ def check(spec: JobSpec, *, hardware: str) -> None:
     if spec.environment.function:
         from rmux.run.sandbox.check import check_environment
 
-        check_environment(spec.environment.function, python=spec.python)
+        _check_first(spec, check_environment(spec.environment.function, python=spec.python))
     if spec.script is not None:
         _check_script(Path(spec.script))
+
+
+def _check_first(spec: JobSpec, text: str) -> None:
+    """The observation that every episode begins with, where tokens are cheap to count."""
+    from rmux.run.driver.tokenizer import load_characters
+
+    chars = load_characters(spec.model_path) if spec.model_path else None
+    count = len(text) if chars is None else len(chars.encode(text))
+    longest = spec.rollout.max_prompt_tokens
+    if not count or (chars is not None and count > longest):
+        raise SpecError(
+            f"{spec.environment.function}: the first observation has {count} tokens, "
+            f"rollout.max_prompt_tokens allows 1 to {longest}",
+            hint="raise rollout.max_prompt_tokens, or say less in render_text",
+        )
 
 
 def _check_script(path: Path) -> None:

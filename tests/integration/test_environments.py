@@ -9,7 +9,8 @@ import pytest
 
 from rmux.cli import preflight
 from rmux.errors import SpecError, WorkerError
-from rmux.job import EnvironmentSpec, JobSpec
+from rmux.job import EnvironmentSpec, JobSpec, RolloutSpec
+from rmux.run.driver.tokenizer import CharTokenizer
 from rmux.run.sandbox.check import check_environment
 from rmux.run.sandbox.environments import EnvironmentPool
 from rmux.run.sandbox.host import Move, Outcome
@@ -250,8 +251,30 @@ def test_a_job_is_refused_for_its_environment_before_it_is_stored(source: str) -
         check("raising")
 
 
-def test_an_environment_that_can_be_played_passes(source: str) -> None:
-    check_environment(f"{source}:Adding")
+def test_an_environment_that_can_be_played_passes_with_its_first_words(source: str) -> None:
+    assert check_environment(f"{source}:Adding")
+
+
+def test_a_first_observation_that_cannot_be_a_prompt_is_refused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    CharTokenizer().save(model)
+    monkeypatch.setattr("rmux.profile.footprint.load_shape", lambda path: None)
+    monkeypatch.setattr(preflight, "check_engines", lambda spec, hardware: None)
+    for text in ("", "x" * 9):
+        monkeypatch.setattr(
+            "rmux.run.sandbox.check.check_environment", lambda *_, text=text, **__: text
+        )
+        spec = JobSpec(
+            name="adding",
+            model_path=str(model),
+            rollout=RolloutSpec(max_prompt_tokens=8),
+            environment=EnvironmentSpec(function=f"{source}:Adding"),
+        )
+        with pytest.raises(SpecError, match=f"has {len(text)} tokens"):
+            preflight.check(spec, hardware="cpu")
 
 
 def test_an_import_that_fails_ends_the_wait(source: str, tmp_path: Path) -> None:

@@ -40,6 +40,10 @@ class DriverConfig:
     fixed share such as '0.8' is done."""
 
 
+SPILL_FOLDER = "spill"
+"""Below a job's folder: parked state that is on disk for now."""
+
+
 class Exactness(StrEnum):
     """What a response that ran in several parts, on one worker after another, is worth."""
 

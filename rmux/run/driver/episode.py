@@ -10,6 +10,7 @@ from rmux.errors import RmuxError, StaleWeightsError
 from rmux.run.driver.engines import Exactness, Response
 from rmux.run.driver.tokenizer import Tokenizer
 from rmux.run.sandbox.host import Move, Outcome
+from rmux.run.sandbox.values import MAX_NUMBER
 
 
 class End(StrEnum):
@@ -119,7 +120,9 @@ class Play:
             self.end = End.ACTION if move.outcome is Outcome.ACTION else End.FAILED
             return
         self.reward += move.reward
-        if move.terminated or move.truncated:
+        if abs(self.reward) > MAX_NUMBER:
+            self.fail(f"its rewards add up to {self.reward:g}, beyond ±{MAX_NUMBER:g}")
+        elif move.terminated or move.truncated:
             self.end = End.TERMINATED if move.terminated else End.TRUNCATED
         elif self.turns == self.limits.max_turns:
             self.end = End.TURNS

@@ -14,7 +14,7 @@ from rmux.errors import BackendError, RmuxError, SpecError, WorkerError
 from rmux.group import nodes_of
 from rmux.ids import NodeId
 from rmux.run import processes
-from rmux.run.driver.engines import DriverConfig, ShedKind, ShedReport
+from rmux.run.driver.engines import SPILL_FOLDER, DriverConfig, ShedKind, ShedReport
 from rmux.run.driver.fleet import RayFleet, RolloutHandle
 from rmux.run.driver.model_check import check_same_model
 from rmux.run.driver.ray_session import RaySession
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 
 _START_S = 300.0
 _CALL_S = 120.0
-_SPILL = "spill"
 
 
 class RayEngines:
@@ -162,7 +161,7 @@ class RayEngines:
 
     def shed(self, what: ShedKind, *, node: NodeId) -> ShedReport | None:
         if what is ShedKind.SPILL:
-            freed = self.trainer().spill(self._config.run_dir / _SPILL, node=node)
+            freed = self.trainer().spill(self._config.run_dir / SPILL_FOLDER, node=node)
             return None if freed is None else ShedReport(what=what, freed_bytes=freed)
         refs = [handle.actor.drop_caches.remote() for handle in self._on_node(node)]
         if node in self._caches:

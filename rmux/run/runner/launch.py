@@ -14,7 +14,7 @@ from rmux.errors import RmuxError
 from rmux.job import Job
 from rmux.run import processes
 from rmux.run.driver.config_file import write_config
-from rmux.run.driver.engines import DriverConfig
+from rmux.run.driver.engines import SPILL_FOLDER, DriverConfig
 from rmux.run.processes import ProcessId
 from rmux.run.valkey import temp_folder
 
@@ -149,6 +149,8 @@ def clear(site: Site, job: str, attempt: int, *, run_dir: Path | None) -> Cleare
     if run_dir is not None:
         path = attempt_folder(run_dir, attempt) / SHARED_MEMORY_FILE
         recorded = path.read_text().split() if path.exists() else []
+        # Of an attempt that died with its state on disk: the next one starts from a checkpoint.
+        shutil.rmtree(run_dir / SPILL_FOLDER, ignore_errors=True)
     segments = processes.remove_shared_memory(tag, recorded=recorded)
     shutil.rmtree(temp_dir(site.tag, job, attempt), ignore_errors=True)
     return Cleared(job=job, attempt=attempt, num_processes=count, segments=tuple(segments))

@@ -27,8 +27,9 @@ def check_function(function: str, *, python: str | None = None, timeout_s: float
             raise SpecError(f"cannot run {python}: {error.strerror}") from error
 
 
-def check_environment(function: str, *, python: str | None = None, timeout_s: float = 30.0) -> None:
-    """Make an environment with 'file.py:name' and reset it, in a process of its own.
+def check_environment(function: str, *, python: str | None = None, timeout_s: float = 30.0) -> str:
+    """Make an environment with 'file.py:name' and reset it, in a process of its own; returns the
+    text of its first observation.
 
     SpecError with what is wrong, and when import or reset take over `timeout_s`.
     """
@@ -47,6 +48,7 @@ def check_environment(function: str, *, python: str | None = None, timeout_s: fl
             f"{function} makes no environment that can be played: {reason}",
             hint="man 7 rmux-environment",
         )
+    return move.text
 
 
 def _check_reference(function: str) -> None:

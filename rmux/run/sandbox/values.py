@@ -11,11 +11,14 @@ from typing import Any
 MAX_TEXT = 2**20
 """Characters of the longest text that is passed on."""
 
+MAX_NUMBER = 1e18
+"""Largest reward, either way: its square still fits the trainer's float32."""
+
 _MAX_REASON = 500
 
 
 def number_of(value: Any) -> float:
-    """The finite number that `value` is. ValueError with a sentence for anything else.
+    """The number that `value` is, finite and of at most MAX_NUMBER. ValueError for anything else.
 
     A truth value is no number: a verifier that answers yes or no has to say what that is worth.
     Text is none either, whatever it spells.
@@ -23,9 +26,11 @@ def number_of(value: Any) -> float:
     real = isinstance(value, numbers.Real) or hasattr(value, "__float__")
     if real and truth_of(value) is None:
         number = float(value)
-        if math.isfinite(number):
-            return number
-        raise ValueError(f"{number} is not a finite number")
+        if not math.isfinite(number):
+            raise ValueError(f"{number} is not a finite number")
+        if abs(number) > MAX_NUMBER:
+            raise ValueError(f"{number:g} is beyond ±{MAX_NUMBER:g}")
+        return number
     raise ValueError(f"{shown(value)} is not a number")
 
 

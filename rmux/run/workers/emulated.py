@@ -22,6 +22,7 @@ from rmux.errors import ConflictError, WorkerError
 from rmux.ids import NodeId
 from rmux.job import Phase
 from rmux.run.driver.engines import (
+    SPILL_FOLDER,
     DriverConfig,
     FinishedLength,
     Fleet,
@@ -146,7 +147,7 @@ class EmulatedEngines:
         self._steps = 0
         self._home = config.placement.train_nodes[0]
         self._ballast = Ballast(
-            self._spec, seed=self._seed, file=config.run_dir / "spill" / "emulated.state"
+            self._spec, seed=self._seed, file=config.run_dir / SPILL_FOLDER / "emulated.state"
         )
         self._closed = threading.Event()
         self._nap = self._closed.wait if nap is None else nap

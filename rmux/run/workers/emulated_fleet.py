@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import functools
 import random
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ PREFILL = 0.005
 _PROGRESS_EVERY = 16
 """Responses between two reports."""
 _FIRST_TOKENS = 2**20
+_LENGTH = re.compile("[1-9][0-9]{0,8}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -43,12 +45,15 @@ def read_lengths(named: str) -> tuple[int, ...]:
     """The tokens in 'file' or 'file:set': one number a line, or CSV with a head whose last column
     they are and whose first is the set. UserError where there is none, or something else."""
     path, _, chosen = named.partition(":")
-    with Path(path).open(newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if rows and not rows[0][-1].strip().isdigit():
+    try:
+        with Path(path).open(newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"lengths: cannot read {path}: {error}", code="usage.lengths") from error
+    if rows and not _LENGTH.fullmatch(rows[0][-1].strip()):
         rows = rows[1:]
     cells = [row[-1].strip() for row in rows if not chosen or row[0] == chosen]
-    if not cells or any(not cell.isdigit() or int(cell) < 1 for cell in cells):
+    if not cells or not all(_LENGTH.fullmatch(cell) for cell in cells):
         raise UserError(
             f"{named} does not give lengths, which are whole numbers of tokens",
             hint="one a line, or a CSV file with a head and the lengths in its last column",

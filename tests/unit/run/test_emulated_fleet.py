@@ -7,10 +7,12 @@ import random
 
 import pytest
 
+from rmux.cli import preflight
 from rmux.clock import ManualClock, SystemClock
 from rmux.cluster import DeviceId
 from rmux.errors import ConflictError, UserError, WorkerError
 from rmux.ids import NodeId
+from rmux.job import EmulatedSpec, Engine, JobSpec
 from rmux.place.tail import Speed
 from rmux.run.driver.engines import Response, Sampling
 from rmux.run.workers.emulated_fleet import LengthStream, read_lengths, tokens_of
@@ -152,9 +154,29 @@ def test_lengths_are_read_from_plain_lines_and_from_a_set_of_a_csv_file(tmp_path
     assert read_lengths(f"{table}:a") == (5, 7)
 
 
-@pytest.mark.parametrize("text", ["", "length\n", "3\nmany\n", "0\n", "3.5\n"])
+@pytest.mark.parametrize(
+    "text", ["", "length\n", "3\nmany\n", "0\n", "3.5\n", "²\n", "-5\n", "9" * 5000]
+)
 def test_a_file_of_anything_but_lengths_is_refused(tmp_path, text):
     file = tmp_path / "lengths"
     file.write_text(text)
     with pytest.raises(UserError, match="does not give lengths"):
         read_lengths(str(file))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    file = tmp_path / "lengths"
+    file.write_bytes(bytes(range(128, 256)))
+    with pytest.raises(UserError, match="cannot read"):
+        read_lengths(str(file))
+    with pytest.raises(UserError, match="cannot read"):
+        read_lengths(str(tmp_path))
+
+
+def test_lengths_that_cannot_be_used_are_refused_before_the_job_is_stored(tmp_path):
+    (tmp_path / "lengths").write_text("many\n")
+    spec = JobSpec(
+        name="a", engine=Engine.EMULATED, emulated=EmulatedSpec(lengths=str(tmp_path / "lengths"))
+    )
+    with pytest.raises(UserError, match="does not give lengths"):
+        preflight.check(spec, hardware="cpu")

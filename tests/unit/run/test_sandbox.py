@@ -37,6 +37,8 @@ def reward(prompt, response):
         return float("nan")
     if response == "infinite":
         return 10.0**400 if prompt == "" else float("-inf")
+    if response == "huge":
+        return -1e19
     if response == "none":
         return None
     if response == "text":
@@ -90,6 +92,7 @@ def test_a_stuck_call_fails_its_sample_alone_and_its_process_is_replaced(reward:
         ("raise", "ValueError: no digits in question"),
         ("nan", "what the function returned: nan is not a finite number"),
         ("infinite", "what the function returned: -inf is not a finite number"),
+        ("huge", "what the function returned: -1e+19 is beyond ±1e+18"),
         ("none", "what the function returned: None is not a number"),
         ("text", "what the function returned: '0.5' of type str is not a number"),
         ("truth", "what the function returned: True of type bool is not a number"),

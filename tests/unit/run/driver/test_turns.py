@@ -291,3 +291,14 @@ def test_progress_counts_episodes_and_not_turns():
     assert {numbers["responses"] for numbers in seen} == {4}
     assert seen[0] == {"responses_done": 0, "responses": 4, "tokens": 7}
     assert max(numbers["responses_done"] for numbers in seen) == 3
+
+
+def test_rewards_that_add_up_beyond_what_can_be_trained_on_fail_their_episode():
+    def answer(episode, turn, text):
+        reward = 0.75e18 if episode == 1 else 0.5
+        return Move(episode=episode, text=".", reward=reward, terminated=turn == 3)
+
+    found, _, _ = play(answer)
+    assert [one.end for one in found].count(End.FAILED) == 1
+    assert (found[1].end, found[1].reward) == (End.FAILED, None)
+    assert "1.5e+18" in found[1].reason

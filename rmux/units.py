@@ -91,7 +91,9 @@ def format_bytes(count: int | float | None) -> str:
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+            # Three digits, but of 1000 to 1023 all four: never in powers of ten.
+            whole = unit == "B" or abs(value) >= 999.5
+            return f"{value:.0f} {unit}" if whole else f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"
 

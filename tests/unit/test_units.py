@@ -55,6 +55,8 @@ def test_a_duration_is_printed_for_people(seconds, text):
 
 def test_memory_is_printed_in_binary_units_and_links_both_ways():
     assert units.format_bytes(1536 * 2**20) == "1.5 GiB"
+    assert units.format_bytes(1020 * 2**20) == "1020 MiB"
+    assert units.format_bytes(999.6 * 2**20) == "1000 MiB"
     assert units.format_bytes(12) == "12 B"
     assert units.format_bytes(None) == "-"
     assert units.format_rate(20e9) == "2.5 GB/s (20 Gbit/s)"

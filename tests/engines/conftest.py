@@ -264,11 +264,12 @@ def pack(tensors: Mapping[str, Any]) -> tuple[bytes, list[WeightEntry]]:
     return b"".join(parts), entries
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_rollout(
     make_config: Callable[..., DriverConfig],
 ) -> Iterator[Callable[..., Rollout]]:
-    """Starts Ray, one cache and a worker per device; everything ends with the tests."""
+    """Starts Ray, one cache and a worker per device; everything ends with the module's tests, as
+    a process has one Ray at a time."""
     started: list[RaySession] = []
 
     def start(**options: Any) -> Rollout:

@@ -20,7 +20,8 @@ from rmux.store.engine import Store
 
 ALGORITHMS = ("grpo", "dapo", "ppo")
 PROMPT_LETTERS = 6
-_MAX_TOKENS = 64
+_MAX_TOKENS = 256
+_HELD_OUT_TOKENS = 64
 _MOST_EVENTS = 1_000_000
 
 _CLUSTER = """
@@ -153,7 +154,7 @@ def make_model(folder: Path, *, seed: int) -> None:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=256,
+        max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.num_tokens - 1,
@@ -243,7 +244,7 @@ def held_out(model: Path, run_dir: Path, *, prompts: int = 64) -> float:
     tokens = torch.tensor([tokenizer.encode(text) for text in texts])
     end = tokenizer.num_tokens - 1
     with torch.no_grad():
-        for _ in range(_MAX_TOKENS):
+        for _ in range(_HELD_OUT_TOKENS):
             logits = policy(input_ids=tokens).logits[:, -1]
             tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
     answers = [

@@ -150,7 +150,7 @@ def main() -> int:
     parser = flags(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--trigger", default="0.8", help="of the third mode; see rmux-group(1)")
+    parser.add_argument("--trigger", default="0.5", help="of the third mode; see rmux-group(1)")
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for runs in measure(seeds=asked.seeds, iterations=asked.iterations, trigger=asked.trigger):

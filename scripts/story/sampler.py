@@ -17,7 +17,7 @@ from rmux.timeline import Hold
 
 _ROLES = (  # what a command line holds, and the role it is counted under; first match wins
     ("RolloutWorker", "rollout workers"),
-    ("TrainRank", "training ranks"),
+    ("SpillingRank", "training ranks"),
     ("HostWeightCache", "weight caches"),
     ("rmux.run.driver", "drivers"),
     ("rmux.run.sandbox", "sandboxes"),
